@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Drivers without a guest: for fuzzing, benchmarks and tests.
+//! Drivers that run without a guest, for fuzzing, benchmarks and tests.
 
 use std::sync::Arc;
 
@@ -86,10 +86,10 @@ pub(super) struct Layout {
     pub(super) rings: [u64; 3],
     /// Distance in bytes between the rings of two consecutive queues.
     pub(super) stride: u64,
-    /// Number of bytes written before each call of the device.
+    /// Size of a piece in bytes. [`ByteDriver::feed`] writes a piece, then lets the device serve its queues.
     pub(super) piece: usize,
-    /// Number of bytes from address 0 that [`ByteDriver::feed`] writes: the rings, and the buffers after the rings. After the last of these
-    /// bytes, the next piece starts at address 0 again.
+    /// Size in bytes of the area, from address 0 on, in which [`ByteDriver::feed`] starts its pieces. The area contains the rings, and the
+    /// buffers after the rings. A piece starts where the previous piece ends, modulo this size.
     pub(super) written: u64,
 }
 

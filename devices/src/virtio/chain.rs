@@ -85,7 +85,8 @@ where
             return None;
         }
         self.open = false;
-        // virtio-queue ends a broken chain without an error. A valid chain ends with a descriptor that names no next one (`open` is false).
+        // virtio-queue ends a broken chain without an error. A valid chain ends with a descriptor that names no next descriptor (`open` is
+        // false).
         let Some(descriptor) = self.chain.next() else {
             return Some(Err("a descriptor chain leaves its table, has an invalid link, or forms a loop"));
         };

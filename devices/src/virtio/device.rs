@@ -57,7 +57,7 @@ pub enum DeviceError {
     /// The vhost-user server of the device failed.
     #[error("the vhost-user server {reason}")]
     Server {
-        /// Rest of the sentence: what the server did.
+        /// Failure of the server, worded as the end of the error text.
         reason: String,
     },
     /// The thread that serves a queue panicked.
@@ -81,10 +81,10 @@ pub struct SharedRegion {
 pub trait Interrupt: Send + Sync {
     /// Notifies the driver that the device has used buffers of `queue`.
     fn queue_used(&self, queue: u16);
-    /// Returns the eventfd of the queue's interrupt. Another process can write the eventfd, and so notify the driver without a detour
-    /// through this process.
+    /// Returns the eventfd of the queue's interrupt. Another process can write the eventfd to notify the driver, without a call of this
+    /// process.
     ///
-    /// Returns `None` if the driver has set up no such interrupt. The caller then calls [`queue_used`](Self::queue_used) instead.
+    /// Returns `None` if the driver has set up no interrupt for the queue. The caller then calls [`queue_used`](Self::queue_used) instead.
     fn queue_event(&self, queue: u16) -> Option<EventFd> {
         let _ = queue;
         None
@@ -104,7 +104,7 @@ pub struct Driver {
     pub memory: DeviceMemory,
     /// Notifications to the driver.
     pub interrupt: Arc<dyn Interrupt>,
-    /// Negotiated features, including those of the transport.
+    /// Negotiated features, including the transport's features.
     pub features: u64,
     /// Record of the last requests.
     pub requests: Arc<LastRequests>,
@@ -167,7 +167,7 @@ pub struct DeviceProperties<'d> {
 }
 
 impl<'d> DeviceProperties<'d> {
-    /// Returns the properties of a device of this type and class.
+    /// Returns the properties of a device with this device type and PCI class.
     pub fn new(device_type: u16, pci_class: u32, features: u64, queue_sizes: &'d [u16], config_len: usize) -> Self {
         Self { device_type, pci_class, features, queue_sizes, config_len }
     }
@@ -186,7 +186,7 @@ pub(super) fn read_bytes(config: &[u8], offset: usize, data: &mut [u8]) {
 pub trait VirtioDevice: Send + Sync {
     /// Returns the fixed properties of the device.
     fn properties(&self) -> DeviceProperties<'_>;
-    /// Returns the features that the device offers, without those of the transport.
+    /// Returns the features that the device offers, without the transport's features.
     fn features(&self) -> u64 {
         self.properties().features
     }
@@ -198,7 +198,8 @@ pub trait VirtioDevice: Send + Sync {
     fn read_config(&self, offset: usize, data: &mut [u8]);
     /// Writes the device configuration at `offset`. Read-only fields keep their value.
     fn write_config(&self, _offset: usize, _data: &[u8]) {}
-    /// Returns the queues, which several methods of this trait use by default. Returns `None` if the device overrides all these methods.
+    /// Returns the queues. Several methods of this trait use the queues by default. Returns `None` if the device overrides all these
+    /// methods.
     fn queues(&self) -> Option<&dyn DeviceQueues> {
         None
     }
@@ -255,7 +256,7 @@ pub trait VirtioDevice: Send + Sync {
     fn shared_region(&self) -> Option<SharedRegion> {
         None
     }
-    /// Moves the shared memory region to guest-physical `address`.
+    /// Moves the shared memory region to the guest-physical address `address`.
     ///
     /// # Errors
     /// The platform rejected the move. The guest does not see the region's memory then.
@@ -267,21 +268,22 @@ pub trait VirtioDevice: Send + Sync {
     /// [`shared_region_moved`](Self::shared_region_moved).
     ///
     /// # Errors
-    /// The region stays at its address. The default implementation always fails. The virtio-iommu uses the default, because its region may
-    /// contain guest-visible chunks. The virtio-iommu does not remove and recreate the memory slots of chunks when the guest turns decoding
-    /// of the BAR off and on.
+    /// The region stays at its address. The default implementation always fails. The virtio-iommu uses the default implementation, because
+    /// its region may contain guest-visible chunks. The virtio-iommu does not remove and recreate the memory slots of chunks when the guest
+    /// turns decoding of the BAR off and on.
     fn shared_region_released(&self) -> std::io::Result<()> {
         Err(std::io::Error::other("the shared memory region cannot be removed from its address"))
     }
     /// Stops all queues until [`resume`](Self::resume).
     ///
-    /// The transport calls this when the VM is paused. It also calls this when the driver turns bus mastering off, while vCPUs run. When
-    /// this method returns, no request is half served, except for requests that the device saves, and the device accesses no guest memory.
-    /// The duration of this call is bounded, as the duration of a reset is.
+    /// The transport calls this method when the VM is paused. While vCPUs run, the transport also calls this method when the driver forbids
+    /// bus use: bus mastering is off, or the power state is not D0. When this method returns, the device accesses no guest memory. No
+    /// request is half served, except for requests that are part of the saved state. The call must end within a bounded time, like a reset.
     fn pause(&self) {
         self.queues().into_iter().for_each(DeviceQueues::pause);
     }
-    /// Resumes the queues. The device serves buffers that were added meanwhile without another notification.
+    /// Resumes the queues. The device also serves buffers that the driver added during the pause. The driver need not notify the device of
+    /// these buffers again.
     fn resume(&self) {
         self.queues().into_iter().for_each(DeviceQueues::resume);
     }

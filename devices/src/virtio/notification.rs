@@ -50,7 +50,8 @@ impl<M: GuestMemory> EventRing for GuestRing<'_, M> {
 /// elements before this index. The driver notifies the device of all later elements.
 fn keep_up(ring: &impl EventRing, size: u16) -> Result<Wrapping<u16>, Error> {
     let mut seen = ring.available()?;
-    // A correct driver adds at most `size` elements meanwhile. The limit stops a driver that keeps changing the index.
+    // A correct driver adds at most `size` elements while the device serves none. The limit ends the loop if a driver keeps changing the
+    // index.
     for _ in 0..=size {
         ring.set_used_event(seen)?;
         // The driver writes its index before it reads `avail_event`. So at least one side sees the other side's write.
@@ -69,8 +70,8 @@ fn keep_up(ring: &impl EventRing, size: u16) -> Result<Wrapping<u16>, Error> {
 /// Without `EVENT_IDX`, a driver notifies the device anyway unless a flag tells it not to. With `EVENT_IDX`, a driver notifies the device
 /// only when it adds the element that `avail_event` names.
 ///
-/// Call this function before serving a queue. Later elements then have their own notification. So the device can stop after the elements
-/// that are present, and another vCPU that keeps adding elements cannot keep the device busy for ever.
+/// Call this function before serving a queue. The driver then notifies the device of all later elements. So the device can stop after the
+/// elements that are present. Another vCPU that keeps adding elements cannot keep the device busy for ever.
 pub(crate) fn ask_for_notifications(queue: &Queue, memory: &impl GuestMemory) -> Result<(), Error> {
     if !queue.event_idx_enabled() {
         return Ok(());
@@ -82,14 +83,14 @@ pub(crate) fn ask_for_notifications(queue: &Queue, memory: &impl GuestMemory) ->
 /// element.
 fn request_interrupt_after(ring: &impl EventRing, taken: Wrapping<u16>) -> Result<bool, Error> {
     ring.set_used_event(taken)?;
-    // The reason for this fence is the same as in `keep_up`.
+    // This fence is needed for the same reason as the fence in `keep_up`.
     ring.fence();
     Ok(ring.available()? != taken)
 }
 
 /// Asks the driver to notify the device of later elements, after the device has taken all elements that it found.
 ///
-/// Returns true if the driver has added elements meanwhile. The driver may have sent no notification of these elements, so the device must
+/// Returns true if the driver has added further elements. The driver may have sent no notification of these elements, so the device must
 /// take them before it waits.
 ///
 /// With `EVENT_IDX`, a driver sends no notification until the device asks again. So a device that asks only when it is idle causes no VM
@@ -139,7 +140,7 @@ mod tests {
     use crate::dma::NearMemory;
     use crate::ram::Ram;
 
-    /// Returns a queue of size 4, with `used` elements used.
+    /// Returns a queue of size 4. The device has used `used` elements.
     fn queue(memory: &Ram, event_idx: bool, used: u16) -> Queue {
         let mock = MockSplitQueue::create(memory, GuestAddress(0x1000), 4);
         let mut queue: Queue = mock.create_queue().unwrap();
@@ -208,7 +209,7 @@ mod tests {
         }
     }
 
-    /// The two fields of a ring that the protocol uses. loom tries all orders of accesses to them.
+    /// The two ring fields that notifications depend on. loom tries all orders of accesses to these fields.
     #[derive(Default)]
     struct ModelRing {
         available: loom::sync::atomic::AtomicU16,
@@ -266,7 +267,8 @@ mod tests {
         model.preemption_bound = Some(3);
         model.check(move || {
             let ring = Arc::new(ModelRing::default());
-            // The driver threads add elements under one lock, and the device serves under another. The device serves only if notified.
+            // The driver threads add elements under one lock, and the device serves elements under another lock. The device serves elements
+            // only after a notification.
             let (adding, served) = (Arc::new(Mutex::new(())), Arc::new(Mutex::new(Wrapping(0u16))));
             let driver = {
                 let (ring, served) = (ring.clone(), served.clone());

@@ -21,7 +21,7 @@ struct Record {
     ring: &'static Ring,
     /// Number of the request in flight for each head index.
     numbers: Box<[Number]>,
-    /// Owner of `ring`. The ring stays claimed as long as a queue holds this reference.
+    /// Owner of `ring`. The ring stays claimed while a queue holds this reference.
     _requests: Arc<LastRequests>,
 }
 
@@ -90,7 +90,7 @@ impl DeviceQueue {
         Ok(())
     }
 
-    /// Returns several chains to the driver. The driver sees all of them at once.
+    /// Returns several chains to the driver. All chains become visible to the driver together.
     #[inline]
     pub(crate) fn add_used_together(&mut self, memory: &impl GuestMemory, used: &[(u16, u32)]) -> Result<(), Error> {
         used_batch::add_used(&mut self.queue, memory, used)?;
@@ -100,8 +100,8 @@ impl DeviceQueue {
         Ok(())
     }
 
-    /// Records the kind of the request with this head. `crash/ring_text.rs` defines `code` and `value` for each device type. They are
-    /// header fields of the request and contain no guest data.
+    /// Records the kind of the request with this head index. `crash/ring_text.rs` defines `code` and `value` for each device type. Both
+    /// values come from header fields of the request and contain no guest data.
     #[inline]
     pub(crate) fn note(&self, head: u16, (code, value): (u8, u64)) {
         self.keep(head, |ring, number| ring.note(number, code, value));

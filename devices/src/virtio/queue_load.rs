@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Queue work for one packet, for benchmarks: takes a chain, walks its buffers, and returns the chain. The queue can record its last
-//! requests.
+//! Benchmark of the queue work for one packet: the device takes a chain, walks its buffers, and returns the chain. The queue can record its
+//! last requests.
 
 use std::sync::Arc;
 
@@ -52,10 +52,10 @@ impl QueueLoad {
         Self { queue: DeviceQueue::new(0, queue, &driver), ram, added: 0 }
     }
 
-    /// Adds `chains` chains as the driver, and serves them. `chains` is at most half of the queue size.
+    /// Adds `chains` chains as the driver, and serves these chains as the device. `chains` is at most half of the queue size.
     ///
     /// # Panics
-    /// The queue returns an error, or another chain than the driver added.
+    /// The queue returns an error, or a chain that the driver did not add.
     pub fn turn(&mut self, chains: u16) {
         self.added = self.added.wrapping_add(chains);
         self.ram.write_slice(&self.added.to_le_bytes(), GuestAddress(AVAILABLE + 2)).expect("the ring is in RAM");

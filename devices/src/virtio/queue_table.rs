@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Queues of a device that one thread serves.
+//! Table of the queues that one thread of a device serves.
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -15,15 +15,15 @@ use crate::worker::{Task, Worker};
 
 /// Work of a thread that serves queues. The thread is paused while a queue is added or removed.
 ///
-/// A task is created with its first queue. The default methods are for a task that serves only this queue.
+/// A task is created with its first queue. The default methods suit a task that serves only its first queue.
 pub(super) trait QueueTask: Task {
     /// Adds a queue.
     fn put(&mut self, _: u16, _: Queue) {}
-    /// Removes a queue. Returns its position, or `None` if the task has no such queue.
+    /// Removes a queue. Returns the queue's position, or `None` if the task does not have the queue.
     fn take(&mut self, index: u16) -> Option<QueueState> {
         self.state(index)
     }
-    /// Returns the position of a queue, or `None` if the task has no such queue.
+    /// Returns the position of a queue, or `None` if the task does not have the queue.
     fn state(&self, index: u16) -> Option<QueueState>;
     /// True if no queue is left.
     fn is_idle(&self) -> bool {
@@ -39,16 +39,17 @@ pub(super) struct Thread {
     pub(super) cpus: Option<HostCpus>,
 }
 
-/// Function that creates the task of a thread, from its first queue and the queue's doorbell.
+/// Function that creates the task of a thread from the thread's first queue and the queue's doorbell.
 type Make<T> = dyn Fn(Driver, u16, Queue, &EventFd) -> io::Result<(Thread, T)> + Send + Sync;
 
-/// Function that returns true if a queue of this driver has its own thread. The queue still uses its shared doorbell.
+/// Function that returns true if a queue of this driver has its own thread. The queue still uses the doorbell that it shares with other
+/// queues.
 type IsApart = dyn Fn(u16, &Driver) -> bool + Send + Sync;
 
 /// State that changes with the driver.
 struct Active<T: Task> {
     driver: Option<Driver>,
-    /// Threads with their numbers. A list suffices for few threads. A map would add much code for each task type.
+    /// Threads and their numbers. A list is fast enough for few threads, and a map would add much code for each task type.
     workers: Vec<(usize, Worker<T>)>,
     paused: bool,
 }
@@ -63,7 +64,7 @@ impl<T: Task> Active<T> {
     }
 }
 
-/// Threads that serve the queues of a device. Each thread starts with its first queue and ends with its last one.
+/// Threads that serve the queues of a device. Each thread starts with its first queue and ends with its last queue.
 pub(super) struct QueueWorker<T: Task> {
     /// Number of queues.
     queues: usize,

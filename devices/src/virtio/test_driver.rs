@@ -81,7 +81,7 @@ impl TestPlatform {
         Self { ram, memory, recorder: Arc::default(), doorbells: Arc::default(), mapper, relay }
     }
 
-    /// Returns a driver for `device`, whose queues have these rings. `more` is for the tests of this device type only.
+    /// Returns a driver for `device`. `rings` gives the positions of the queues. Only the tests of this device type use `more`.
     pub(super) fn drive<D, M>(
         self,
         (function, device): (Arc<VirtioPciDevice>, Arc<D>),
@@ -97,7 +97,7 @@ impl TestPlatform {
     }
 }
 
-/// Device `D` with its driver. It dereferences to `more`, which only the tests of this device type need.
+/// Device `D` with its driver. The value dereferences to `more`, which only the tests of this device type use.
 pub(super) struct TestDriver<D, M = ()> {
     pub(super) function: Arc<VirtioPciDevice>,
     pub(super) device: Arc<D>,
@@ -150,14 +150,14 @@ impl<D, M> TestDriver<D, M> {
         }
     }
 
-    /// Reads the structures of the transport.
+    /// Reads the first BAR at `offset`. The BAR contains the transport's structures.
     pub(super) fn read<const N: usize>(&self, offset: u64) -> [u8; N] {
         let mut bytes = [0; N];
         self.function.read_bar(0, offset, &mut bytes);
         bytes
     }
 
-    /// Writes the structures of the transport.
+    /// Writes the first BAR at `offset`.
     pub(super) fn write(&self, offset: u64, data: &[u8]) {
         self.function.write_bar(0, offset, data);
     }
@@ -183,7 +183,7 @@ impl<D, M> TestDriver<D, M> {
         assert_eq!(u32::from_le_bytes(id), (u32::from(device_type) + 0x1040) << 16 | 0x1af4);
     }
 
-    /// Initializes the device as its driver would. The driver accepts `features` and those of the transport, and enables these queues.
+    /// Initializes the device as its driver would. The driver accepts `features` and the transport's features, and enables these queues.
     pub(super) fn set_up(&self, features: u64, queues: impl IntoIterator<Item = u16>) {
         self.set_up_at(self.rings, features, queues);
     }
@@ -215,7 +215,7 @@ impl<D, M> TestDriver<D, M> {
         head
     }
 
-    /// Adds a chain to a queue, with its first descriptor at `head` and the others after it.
+    /// Adds a chain to a queue. Its first descriptor is at `head`, and the other descriptors follow.
     pub(super) fn chain_at(&mut self, queue: u16, head: u16, parts: &[Part]) {
         let [table, available, _] = self.rings.of(queue);
         let size = self.rings.size;
@@ -233,7 +233,7 @@ impl<D, M> TestDriver<D, M> {
         self.ram.write_obj(*added, GuestAddress(available + 2)).unwrap();
     }
 
-    /// Adds a chain with one buffer to a queue. If the flags of `part` contain `NEXT`, the chain continues at a descriptor outside of the
+    /// Adds a chain with one buffer to a queue. If the flags of `part` contain `NEXT`, the chain continues at a descriptor outside the
     /// table.
     pub(super) fn chain_to_nowhere(&mut self, queue: u16, part: Part) {
         let head = self.chain(queue, &[part]);
@@ -296,14 +296,14 @@ impl<D, M> TestDriver<D, M> {
         bytes
     }
 
-    /// Continues as the driver of `old`, with a copy of its RAM. The state of this device does not change.
+    /// Continues as the driver of `old`, with a copy of the RAM of `old`. The state of the device of `self` does not change.
     pub(super) fn continue_from(&mut self, old: &Self) {
         self.fill(0, &old.bytes(0, usize::try_from(old.ram.last_addr().0 + 1).unwrap()));
         (self.added, self.descriptors) = (old.added, old.descriptors);
     }
 
-    /// Continues as the driver of `old`, and restores the state of its device. The device of `old` must be paused, and the device of `self`
-    /// must have the same mappings.
+    /// Continues as the driver of `old`, and restores the state of the device of `old` in the device of `self`. The device of `old` must be
+    /// paused, and the device of `self` must have the same mappings.
     pub(super) fn restore_from(&mut self, old: &Self) {
         self.continue_from(old);
         let state = old.function.save().unwrap();
@@ -315,7 +315,7 @@ impl<D, M> TestDriver<D, M> {
     /// Checks that the device rejects `state` with `value` at `pointer`, and that it can be reset afterwards.
     pub(super) fn refuses(&self, state: &DeviceState, pointer: &str, value: &Value) {
         let mut state = state.clone();
-        // The field may be missing.
+        // The state may not contain the field yet, so insert the field into its object.
         let (object, field) = pointer.rsplit_once('/').unwrap();
         state.payload.pointer_mut(object).expect(pointer)[field] = value.clone();
         assert!(self.function.restore(&state).is_err(), "{pointer} {value}");
@@ -342,7 +342,7 @@ impl<D, M> TestDriver<D, M> {
     }
 }
 
-/// Changes to a saved state. Each is a place and a value for [`spoil`].
+/// Changes to a saved state. Each change has the arguments `place` and `with` of [`spoil`].
 pub(super) type Changes = Vec<(usize, u64)>;
 
 /// Generates random changes to a saved state.

@@ -61,7 +61,7 @@ impl MsiVectors for FakeVectors {
     }
 }
 
-/// Allocator of [`FakeVectors`]. It keeps the last allocated vectors.
+/// Allocator of [`FakeVectors`]. The allocator keeps a reference to the last allocated vectors.
 #[derive(Default)]
 pub(super) struct FakeMsi(Mutex<Option<Arc<FakeVectors>>>);
 
@@ -227,7 +227,7 @@ pub(crate) fn spoil(state: &mut Value, place: usize, with: u64) {
             }
             return;
         }
-        // Small numbers, and numbers near the old one, are the most likely to find a mistake.
+        // Small numbers, and numbers near the old number, are the most likely to find a mistake.
         let small = with >> (with % 64);
         match value {
             Value::Array(elements) if with.is_multiple_of(2) => drop(elements.pop()),
@@ -267,7 +267,7 @@ impl BusyDriver {
 
     /// Returns a driver of `queue`, whose rings are in `ram`.
     pub(super) fn new(ram: Arc<Ram>, queue: &Queue, most: u16) -> Self {
-        // This queue has the same rings. The driver uses only their addresses.
+        // `view` has the same rings as `queue`. The driver uses only the addresses of the rings.
         let view = queue_at(queue.size(), [0, queue.avail_ring(), queue.used_ring()]);
         Self {
             ram,

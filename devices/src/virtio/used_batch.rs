@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Chains that are used together: the driver sees all of them or none. A packet that is spread over several chains needs this
-//! (virtio 1.3, section 5.1.6.4).
+//! Several chains that become used together: the driver sees all chains as used, or none. A packet that is spread over several chains needs
+//! this (virtio 1.3, section 5.1.6.4).
 
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
@@ -72,7 +72,7 @@ mod tests {
     fn queue(memory: &Ram, event_idx: bool) -> Queue {
         let mock = MockSplitQueue::create(memory, GuestAddress(0x1000), 4);
         let mut queue: Queue = mock.create_queue().unwrap();
-        // The mock leaves no room for `used_event` after the elements of the available ring.
+        // The mock leaves no room for `used_event` between the available ring and the used ring, so move the used ring.
         queue.set_used_ring_address(Some(0x2000), Some(0));
         queue.set_event_idx(event_idx);
         queue

@@ -20,7 +20,7 @@ counters! {
 }
 
 impl Counts {
-    /// Adds the result of a reclaim to the counters.
+    /// Adds the result of one reclaim operation to the counters.
     pub(super) fn note(&self, Reclaimed { given_back, kept_back, refused }: Reclaimed) {
         self.given_back_bytes.fetch_add(given_back, Ordering::Relaxed);
         self.kept_back_bytes.fetch_add(kept_back, Ordering::Relaxed);

@@ -30,7 +30,7 @@ use crate::reclaim::Reclaim;
 pub struct BalloonParams {
     /// Name for logs, threads and the API.
     pub id: String,
-    /// Target size of the balloon in bytes, rounded down to whole pages.
+    /// Target size of the balloon in bytes. The device rounds the size down to whole pages.
     pub size: u64,
     /// True if the driver may shrink the balloon by itself when the guest is out of memory.
     pub deflate_on_oom: bool,
@@ -48,7 +48,8 @@ pub struct BalloonParams {
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Creates a virtio-balloon device. Returns its PCI function, and the device itself, which resizes the balloon and has the counters.
+/// Creates a virtio-balloon device. Returns the PCI function and the device. The caller uses the device to resize the balloon and to read
+/// the counters.
 ///
 /// # Errors
 /// The process has no free file descriptor, or the platform has no free interrupt vector.

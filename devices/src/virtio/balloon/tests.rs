@@ -47,7 +47,7 @@ impl Harness {
         platform.drive(create(params).unwrap(), RINGS, Memory { reclaim })
     }
 
-    /// Creates a device with a Linux driver, whose queue of free pages has the index 2.
+    /// Creates a device whose driver uses index 2 for the queue of free pages, like Linux's driver.
     fn linux() -> Self {
         let harness = Self::new();
         harness.set_up(0b10_0100, [0, 1, 2]);
@@ -171,7 +171,7 @@ fn invalid_requests_fail_the_device_until_reset() {
         harness.write(20, &[0]);
         assert_eq!(harness.status(), 0);
     }
-    // Free pages are reported, although the driver has not accepted the feature.
+    // The driver reports free pages although it has not accepted the feature.
     let mut harness = Harness::new();
     harness.set_up(0, [0, 1, 2]);
     harness.add(2, 1024 * PAGE, 4096, WRITE);

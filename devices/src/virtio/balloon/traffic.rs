@@ -19,13 +19,13 @@ use crate::worker::{Orders, Wait};
 
 /// Number of queues of a device, including the queues that no driver uses.
 pub(super) const QUEUES: usize = *queue::REPORTING.end() as usize + 1;
-/// Maximum number of requests of one queue before the next queue has its turn. The driver is notified after these requests.
+/// Maximum number of requests of one queue that are served before the next queue is served. The driver is notified after these requests.
 const BATCH: usize = 16;
-/// Maximum number of bytes of page numbers in one request. The limit keeps each request short.
+/// Maximum size of the page numbers in one request, in bytes. The limit bounds the time that a request takes.
 pub(super) const MOST_NUMBERS: usize = 64 << 10;
-/// Maximum number of bytes of free pages that are returned per request. A device may ignore reported pages.
+/// Maximum number of bytes that the device returns to the host for one report of free pages. A device may ignore the other reported pages.
 const MOST_REPORTED: usize = 1 << 30;
-/// Page numbers that are processed together. Linux sends at most this many page numbers in one request.
+/// Maximum number of page numbers that are processed together. Linux sends at most this many page numbers in one request.
 const PIECE: usize = 256;
 
 /// Task of the thread that serves the queues.
@@ -84,7 +84,7 @@ impl QueueService for Traffic {
     }
 }
 
-/// References that serving a request needs.
+/// Parts of the task that are needed to serve one request.
 struct Pages<'t> {
     reclaim: &'t Reclaim,
     counts: &'t Counts,
@@ -92,8 +92,8 @@ struct Pages<'t> {
 }
 
 impl Pages<'_> {
-    /// Returns reported free pages to the host. Each buffer is a range of free pages. The guest does not use them until it gets the buffers
-    /// back.
+    /// Returns reported free pages to the host. Each buffer is a range of free pages. The guest does not use these pages until the device
+    /// returns the buffers.
     fn report(self, buffers: impl Iterator<Item = Result<Buffer, &'static str>>) -> Result<(), &'static str> {
         let mut left = MOST_REPORTED;
         for buffer in buffers {

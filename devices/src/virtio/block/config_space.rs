@@ -11,8 +11,8 @@ use super::spec::{CONFIG_BYTES, SECTOR, feature};
 pub(super) const MAX_DISCARD_SECTORS: u32 = 1 << 23;
 /// Maximum number of ranges in a discard request.
 pub(super) const MAX_DISCARD_RANGES: u32 = 16;
-/// Maximum number of sectors of a write-zeroes request: 64 MiB. The device may have to write all these zeroes. A pause waits for the
-/// writes.
+/// Maximum number of sectors of a write-zeroes request: 64 MiB. The device may have to write all these zeroes, and a pause waits for the
+/// writes. The limit therefore bounds the time of a pause.
 pub(super) const MAX_ZEROES_SECTORS: u32 = 1 << 17;
 /// Maximum number of ranges in a write-zeroes request.
 pub(super) const MAX_ZEROES_RANGES: u32 = 1;
@@ -32,7 +32,7 @@ pub(super) fn gives_back(image: &Image) -> bool {
     !image.is_read_only() && !image.is_allocated()
 }
 
-/// Returns the configuration's first field, the capacity. It is the only field that changes.
+/// Returns the configuration's first field, the capacity. The capacity is the only field that can change.
 pub(super) fn capacity(image: &Image) -> [u8; 8] {
     image.sectors().to_le_bytes()
 }

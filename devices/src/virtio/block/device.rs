@@ -40,7 +40,7 @@ impl VirtioBlock {
         let of_threads = disk.clone();
         let make = move |driver, index, queue, doorbell: &_| {
             let requests = Requests::new(index, queue, driver, of_threads.clone(), doorbell)?;
-            // Cloud Hypervisor's thread names: device name, then queue number.
+            // The thread has the same name as in Cloud Hypervisor: device name, then queue number.
             let name = format!("{}_q{index}", of_threads.id);
             Ok((Thread { name, role: ROLE, cpus: of_threads.affinity.get(&index).copied() }, requests))
         };
@@ -58,7 +58,8 @@ impl VirtioBlock {
         self.disk.counts.read()
     }
 
-    /// Changes the disk's size and notifies the driver. First, requests that are under way complete. New requests wait for the resize.
+    /// Changes the disk's size and notifies the driver. Before the change, the device completes the requests that are under way. New
+    /// requests wait until the change is done.
     ///
     /// # Errors
     /// The reason why the size stays unchanged.

@@ -39,7 +39,7 @@ pub fn run(bytes: &[u8]) {
     let content = file.try_clone().expect("a file descriptor is free");
     let mode = if is(1) { IoMode::Async } else { IoMode::Plain };
     let image = Image::made_up(file, IMAGE, if is(2) { 512 } else { 1 }, is(3));
-    // The bucket is small and refills soon, so requests wait only for a short time.
+    // The rate limiter's bucket is small and refills soon, so requests wait only for a short time.
     let bucket = BucketParams { size: 4096, one_time_burst: 0, refill_time: Duration::from_millis(1) };
     let limits = RateLimits { bandwidth: Some(bucket), ops: None };
     let disk = Disk {
@@ -62,10 +62,10 @@ pub fn run(bytes: &[u8]) {
     assert_eq!(content.metadata().expect("the file is open").len(), IMAGE, "no request changes the image's size");
 }
 
-/// Opens a qcow2 image made from `bytes`, and runs operations on the image. Carom must either reject the image or end every operation.
+/// Opens a qcow2 image made from `bytes`, and runs operations on the image. Carom must either reject the image or complete every operation.
 ///
-/// The first byte is the number of bytes that encode operations. If the number is odd, the image is opened read-only. The operations
-/// follow, 4 bytes each: position (2 bytes), kind and length. The rest is the image.
+/// The first byte gives the number of bytes that encode operations. If the first byte is odd, the image is opened read-only. The operations
+/// follow the first byte. Each operation takes 4 bytes: position (2 bytes), kind and length. The remaining bytes are the image.
 pub fn image(bytes: &[u8]) {
     opens(bytes);
 }

@@ -37,7 +37,7 @@ const STATUSES: u64 = 0x6000;
 const DATA: u64 = 0x10_0000;
 /// Number of bytes that a request reads.
 const BYTES: u32 = 4096;
-/// Maximum number of requests at a time.
+/// Maximum number of requests that are in the queue at the same time.
 const MOST: u16 = 64;
 
 /// A disk in the host's page cache, and a driver that reads from the disk.
@@ -50,7 +50,7 @@ pub struct ReadLoad {
 }
 
 impl ReadLoad {
-    /// Creates the disk and its driver. The disk uses io_uring if the host has it.
+    /// Creates the disk and its driver. The disk uses io_uring if the host supports io_uring.
     ///
     /// # Panics
     /// The process runs out of memory or file descriptors.
@@ -106,7 +106,8 @@ impl ReadLoad {
         }
     }
 
-    /// The driver adds `reads` reads (at most 64), and the disk serves them. Returns the CPU time of this thread.
+    /// Adds `reads` read requests (at most 64) as the driver, and lets the disk serve the requests. Returns the CPU time that this thread
+    /// used.
     ///
     /// # Panics
     /// A read fails.
@@ -135,7 +136,7 @@ impl ReadLoad {
     }
 }
 
-/// Returns the CPU time of this thread.
+/// Returns the CPU time that this thread has used since its start.
 fn ran() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).expect("the remainder is less than a second"))

@@ -73,7 +73,7 @@ pub struct BlockParams {
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Creates a disk. Returns its PCI function, and the device itself, which has the counters and changes its size.
+/// Creates a disk. Returns the PCI function and the device. The caller uses the device to read the counters and to change the disk's size.
 ///
 /// # Errors
 /// The process has no free file descriptor, or the platform has no free interrupt vector.

@@ -69,7 +69,7 @@ impl VirtioConsole {
         self.queues.ring();
     }
 
-    /// Returns the task of the device's thread without starting the thread. From then on, the device has a driver.
+    /// Returns the task of the device's thread without starting the thread. After this call, the device behaves as if a driver were active.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn traffic(&self) -> Traffic {
         lock(&self.ends.incoming).driver = true;

@@ -44,7 +44,8 @@ pub struct ConsoleParams {
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Creates a virtio-console device. Returns its PCI function, and the device itself, which accepts input and has the counters.
+/// Creates a virtio-console device. Returns the PCI function and the device. The caller uses the device to pass input to the guest and to
+/// read the counters.
 ///
 /// # Errors
 /// The process has no free file descriptor, or the platform has no free interrupt vector.

@@ -102,7 +102,7 @@ impl Harness {
         self.map_pages([queue::RX, queue::TX].into_iter().flat_map(|queue| RINGS.of(queue)).chain(BUFFERS));
     }
 
-    /// Initialises the device as a driver does that accepts the terminal's size.
+    /// Initialises the device like a driver that accepts the `SIZE` feature.
     fn start(&mut self) {
         self.map_all();
         self.set_up(1, [queue::RX, queue::TX]);
@@ -131,8 +131,8 @@ impl Harness {
         self.bytes(BUFFERS[0], self.last_len(queue::RX) as usize)
     }
 
-    /// Lets the guest print a request with two buffers to a slow output. Pauses the device while it prints the second buffer. Returns the
-    /// whole text.
+    /// Lets the guest print a request with two buffers. The output is slow. Pauses the device while the device prints the second buffer.
+    /// Returns the whole text.
     fn pause_in_a_request(&mut self) -> Vec<u8> {
         const PLACES: [u64; 2] = [0x2_0000, 0x4_0000];
         let [first, second] =

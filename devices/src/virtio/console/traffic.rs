@@ -22,12 +22,12 @@ use crate::worker::{Orders, Wait};
 
 /// Number of queues of a device.
 pub(super) const QUEUES: usize = 2;
-/// Maximum number of requests of one queue before the other queue has its turn. The driver is notified after these requests.
+/// Maximum number of requests of one queue that are served before the other queue is served. The driver is notified after these requests.
 const BATCH: usize = 64;
-/// Maximum number of bytes that the driver may print with one request, so that input also has its turn.
+/// Maximum number of bytes that the driver may print with one request. The limit ensures that input does not wait too long.
 pub(super) const MOST_PRINTED: usize = 1 << 20;
 /// Number of bytes that are printed at a time. A pause waits for one piece. The output gives up if its reader makes no room within half a
-/// second, so a piece must be small. A slow line (9600 bit/s) takes 256 bytes in about 0.3 s.
+/// second, so a piece must be small. A slow serial line (9600 bit/s) transmits 256 bytes in about 0.3 s.
 const PIECE: usize = 256;
 
 /// Task of the thread that serves the queues.

@@ -31,15 +31,16 @@ const QUEUE_SIZES: [u16; 2] = [256, 64];
 
 /// virtio-iommu device with its engine.
 ///
-/// The thread of the notifying vCPU serves requests: Linux's driver spins with interrupts off until the answer arrives, and the wake-up of
-/// another thread would only lengthen this wait. When requests come fast, a polling thread serves them without notifications
-/// ([`poller`](super::poller)). Faults are delivered by the thread that reports them, or when the driver adds buffers for them.
+/// The thread of the vCPU that notifies the device serves the requests. Linux's driver spins with interrupts off until the answer arrives,
+/// and the wake-up of another thread would only lengthen this wait. When requests arrive fast, a polling thread serves them without
+/// notifications ([`poller`](super::poller)). Faults are delivered by the thread that reports them, or when the driver adds buffers for
+/// them.
 ///
-/// The size of a batch is bounded. Requests after the batch need a notification of their own, or the polling thread. See
+/// The size of a batch is bounded. Requests beyond the batch wait for their own notification, or for the polling thread. See
 /// [`ask_for_notifications`](crate::virtio::notification::ask_for_notifications).
 pub struct VirtioIommu {
-    /// This is the first field, so that its thread has ended when the queues are dropped. Otherwise the thread could be the last owner of
-    /// the engine and drop it. The thread's sandbox forbids system calls that dropping the engine needs.
+    /// The poller is the first field, so that its thread has ended before the queues are dropped. Otherwise the thread could be the last
+    /// owner of the engine and drop the engine. The thread's sandbox forbids system calls that dropping the engine needs.
     poller: Poller,
     queues: Arc<Queues>,
     windows: Option<Arc<WindowMemory>>,
@@ -169,7 +170,7 @@ impl VirtioDevice for VirtioIommu {
 }
 
 impl VirtioIommu {
-    /// Returns the stalls: waits of requests because the polling thread had no CPU.
+    /// Returns the stalls. A stall is the time that a request waited because the polling thread had no CPU.
     pub(super) fn poll_stalls(&self) -> Histogram {
         self.queues.stalls()
     }

@@ -176,7 +176,7 @@ impl Machine {
                 return Some(behind);
             }
             120..=159 => {
-                // Raw bytes of rings, descriptors and buffers.
+                // Writes raw bytes to the rings, descriptors or buffers.
                 let address = GuestAddress(0x1000 + 64 * u64::from(low));
                 self.memory.write_slice(bytes, address).expect("the range is RAM");
                 return Some(behind);
@@ -201,7 +201,8 @@ impl Machine {
     }
 }
 
-/// Runs a device with the steps in `data`. Each step is one byte for its kind, two bytes for a length or an argument, and its data.
+/// Runs a device with the steps in `data`. Each step consists of one byte for its kind, two bytes for a length or an argument, and the
+/// step's data.
 ///
 /// # Panics
 /// The device exceeds its window memory, or keeps a mapping or window memory after the last driver.
@@ -225,8 +226,8 @@ pub fn device(data: &[u8]) {
 /// Restores a saved state from `data`. The device may accept or reject the state. In both cases, the device must work for the next driver.
 ///
 /// # Panics
-/// The device does not work for the next driver, a restored state changes when it is saved and restored again, or the device exceeds its
-/// window memory.
+/// The device does not work for the next driver, or exceeds its window memory. Or a restored state changes when it is saved and restored
+/// again.
 pub fn state(data: &[u8]) {
     let Ok(state) = serde_json::from_slice::<DeviceState>(data) else { return };
     let mut machine = Machine::new();

@@ -36,7 +36,8 @@ pub struct IommuStatus {
     pub held_window_bytes: u64,
     /// Windows of all domains.
     pub windows: Vec<DomainWindow>,
-    /// Stalls: waits of requests because the polling thread had no CPU. Each value is the maximum time that the request may have waited.
+    /// Stalls. A stall is the time that a request waited because the polling thread had no CPU. Each value is the maximum time that a
+    /// request may have waited.
     pub poll_stalls: Histogram,
 }
 
@@ -69,8 +70,8 @@ impl IommuHandle {
         lock(&self.engine).add_endpoint(id, mapper)
     }
 
-    /// If `wanted` is true, interrupts long requests from now on. If `wanted` is false, no longer interrupts them. The VMM interrupts
-    /// requests while a thread waits for vCPUs or for the device. The device serves interrupted requests after its resume.
+    /// If `wanted` is true, long requests are interrupted from now on. If `wanted` is false, they are no longer interrupted. The VMM
+    /// interrupts requests while a thread waits for vCPUs or for the device. The device serves interrupted requests after its resume.
     pub fn interrupt(&self, wanted: bool) {
         self.interruption.want(wanted);
     }
@@ -88,8 +89,8 @@ impl IommuHandle {
         lock(&self.engine).add_ram(region.start_addr().0, region.len())
     }
 
-    /// Unmaps RAM for all endpoints. Call this after the addition of the RAM has failed and the RAM was withdrawn from the guest. A driver
-    /// may have mapped the RAM meanwhile.
+    /// Unmaps RAM for all endpoints. Call this if the addition of the RAM has failed, after the RAM was removed from the guest. A driver
+    /// may have mapped the RAM before the removal.
     ///
     /// Returns false if the host keeps part of the RAM mapped. The caller must then keep the pages.
     #[must_use]
@@ -97,7 +98,7 @@ impl IommuHandle {
         lock(&self.engine).take_ram(region.start_addr().0, region.len())
     }
 
-    /// Removes an endpoint, and unmaps everything for it. Returns its mapper.
+    /// Removes an endpoint, and removes all its mappings. Returns the endpoint's mapper.
     ///
     /// # Errors
     /// The endpoint does not exist.
@@ -118,7 +119,7 @@ impl IommuHandle {
     }
 
     /// Reports a fault of an endpoint to the driver. Returns false if the fault is dropped, because the endpoint does not exist or too many
-    /// faults came. Dropped faults are counted.
+    /// faults were reported. Dropped faults are counted.
     pub fn report_fault(&self, fault: Fault) -> bool {
         let reported = lock(&self.engine).report_fault(fault);
         self.device.hand_over_faults();
@@ -151,7 +152,7 @@ impl IommuHandle {
     }
 
     /// Calls `then` with the whole memory of a window chunk. Returns `None` if the chunk does not exist. The caller must have paused the
-    /// device and all vCPUs, so that the chunk is not freed meanwhile.
+    /// device and all vCPUs, so that the chunk is not freed during the call.
     pub fn with_window_chunk<R>(&self, index: u32, then: impl FnOnce(VolatileSlice<'_>) -> R) -> Option<R> {
         self.windows.as_ref().filter(|windows| windows.is_backed(index))?.chunk(index).map(then)
     }
@@ -171,7 +172,7 @@ impl IommuHandle {
         lock(&self.engine).counters()
     }
 
-    /// Returns the settings and current usage of the device.
+    /// Returns the settings and the current usage of the device.
     pub fn status(&self) -> IommuStatus {
         let held_window_bytes = self.held_window_bytes();
         status_of(&lock(&self.engine), held_window_bytes, self.device.poll_stalls())
@@ -230,7 +231,7 @@ impl FaultReporter for IommuHandle {
     fn report_stopped(&self, Stopped { endpoint, iova, access }: Stopped) {
         // If the access still fails, `translate` reports the fault with its exact reason.
         if self.translate(endpoint, iova, access).is_ok() {
-            // The IOVA was mapped since the access.
+            // The guest has mapped the IOVA since the failed access.
             self.report_fault(Fault { reason: FaultReason::Mapping, endpoint, address: Some(iova), access });
         }
     }

@@ -70,12 +70,12 @@ pub struct IommuParams {
     pub windows: Option<WindowRegion>,
     /// Optional features of the queues.
     pub rings: RingFeatures,
-    /// True if a thread polls for requests when they come fast. The thread needs a host CPU in addition to those that run vCPUs. It stops
-    /// polling when a request takes less than 1/32 of the time between two requests.
+    /// True if a thread polls for requests when they arrive fast. The thread needs a host CPU in addition to the host CPUs that run vCPUs.
+    /// It stops polling when a request takes less than 1/32 of the time between two requests.
     pub poll: bool,
     /// Memory slots with guest-visible device memory, if other devices may access this memory.
     pub devices: Option<Arc<GuestVisibleMemory>>,
-    /// True if the host can map registers of devices for other devices. The device then offers `MMIO`.
+    /// True if the host can map the registers of one device for DMA of another device. The device then offers `MMIO`.
     pub mmio: bool,
     /// Observer that is notified when the guest's driver activates or resets the device.
     pub observer: Option<Arc<dyn DeviceObserver>>,
@@ -117,14 +117,14 @@ pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHan
     let engine = Arc::new(Mutex::new(Engine::new(config, Arc::new(ram), store)?));
     if let Some(devices) = &devices {
         let engine = Arc::downgrade(&engine);
-        // If the engine is gone, no mappers exist, so nothing is mapped.
+        // If the engine no longer exists, no mappers exist, so nothing is mapped.
         let revoke = move |gpa, len| engine.upgrade().is_none_or(|engine| lock(&engine).revoke_device_memory(gpa, len));
         devices.set_revoke(Box::new(revoke));
     }
     let device = VirtioIommu::new(engine.clone(), windows.clone(), rings, poll).map_err(IommuError::Thread)?;
     let device = Arc::new(device);
     let memory = DeviceMemory::all_ram(memory);
-    // No doorbells: the exit of the notifying vCPU serves requests, because its driver spins until the answer arrives.
+    // No doorbells: the exit of the notifying vCPU serves requests, because the guest's driver spins until the answer arrives.
     let params = VirtioPciParams { id, device: device.clone(), memory, msi, doorbells: None, observer };
     let function = Arc::new(VirtioPciDevice::new(params)?);
     let handle = IommuHandle::new(engine, device, (windows, devices), function.interrupt());

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 /// Number of notifications for each measurement.
 const SAMPLE: u32 = 16;
-/// Maximum time to poll for the next request, as a multiple of the duration of one request. So the thread polls only while the requests
-/// themselves take at least 1/32 of the time of a CPU.
+/// Maximum time to poll for the next request, as a multiple of the duration of one request. So the thread polls only while requests keep a
+/// CPU busy for at least 1/32 of the time.
 const POLL_FACTOR: u32 = 32;
-/// Bounds of the time to poll for the next request: the shortest time that checks of the clock can measure, and the longest time to poll in
-/// vain.
+/// Bounds of the time to poll for the next request. `LEAST` is the shortest time that the thread's checks of the clock can measure. `MOST`
+/// limits the time that the thread polls without finding a request.
 const LEAST: Duration = Duration::from_micros(50);
 const MOST: Duration = Duration::from_millis(5);
 
-/// Measures one notification in [`SAMPLE`].
+/// Measurement of one notification in [`SAMPLE`] notifications.
 #[derive(Default)]
 pub(super) struct Pace {
     count: u32,
@@ -43,8 +43,8 @@ impl Pace {
         (result, Some(pays))
     }
 
-    /// Records a notification that came at `start` and took `service`. This notification is the [`SAMPLE`]th after the last recorded
-    /// notification. Returns true if polling pays.
+    /// Records a notification that arrived at `start` and was served in the time `service`. This notification is the [`SAMPLE`]th after the
+    /// last recorded notification. Returns true if polling pays.
     fn sample(&mut self, start: Instant, service: Duration) -> bool {
         self.count = 0;
         self.poll_time = (service * POLL_FACTOR).clamp(LEAST, MOST);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Thread that polls guest memory for requests, so that a driver with many requests needs no VM exit for each.
+//! Thread that polls guest memory for requests, so that a driver with many requests does not need a VM exit for each request.
 //!
-//! Each notification of a request costs an exit of the vCPU. Where exits are expensive, the exit costs far more than the request itself. So
-//! when requests come fast, this thread takes over. It suppresses notifications (virtio 1.3, section 2.7.7), watches the available ring,
-//! and serves requests while the driver spins for the answer *in* the guest.
+//! Each notification of a request costs an exit of the vCPU. On hosts where exits are expensive, the exit costs far more than the request
+//! itself. So when requests arrive fast, this thread takes over the request queue. The thread suppresses notifications (virtio 1.3, section
+//! 2.7.7), watches the available ring, and serves requests while the driver spins for the answer *in* the guest.
 //!
 //! The thread keeps measuring. It stops polling and asks for notifications again in each of these cases:
 //! * Polling is forbidden.
-//! * No request came for 32 times the duration of one request (within fixed bounds).
-//! * Serving requests takes less than 1/32 of the time.
+//! * No request arrived for 32 times the duration of one request (within fixed bounds).
+//! * The thread serves requests for less than 1/32 of its time.
 //!
-//! The holder of the lock owns the queue. The thread watches the ring without the lock. If a notification is in flight when the thread
-//! takes over, the vCPU that sent it serves the queue.
+//! The holder of the lock on the queues owns the request queue. The thread watches the ring without the lock. If a notification is in
+//! flight when the thread takes over, the vCPU that sent it serves the queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ use crate::sandbox::{self, ThreadRole, calls};
 /// Role of the thread that polls the request queue.
 pub const POLL_ROLE: ThreadRole = ThreadRole { name: "iommu_poll", calls: &[calls::MAPPINGS, calls::MESSAGES] };
 
-/// Number of checks of the ring between two reads of the clock. Reads of the clock are expensive on some hosts.
+/// Number of checks of the ring between two reads of the clock. The number is high, because reads of the clock are expensive on some hosts.
 const LOOKS_PER_TIME: u32 = 1024;
 
 /// Handle of the thread.
@@ -64,7 +64,7 @@ impl Poller {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Wakes the thread to take over the request queue, if polling is allowed. This is cheap if the thread polls already.
+    /// Wakes the thread to take over the request queue, if polling is allowed. The call is cheap if the thread already polls.
     pub(super) fn wake(&self) {
         if self.shared.allowed.load(Ordering::Acquire)
             && !self.shared.wanted.swap(true, Ordering::AcqRel)
@@ -152,7 +152,7 @@ impl Shared {
                 }
             }
             if self.stopped() {
-                // The device is being dropped. No vCPU runs any more, so no one waits for later requests.
+                // The device is being dropped. No vCPU runs any more, so no driver waits for later requests.
                 return;
             }
         }
@@ -180,7 +180,7 @@ struct Idle {
 }
 
 impl Idle {
-    /// True if no request came for `poll_time`. Call this after checks of the ring that found nothing.
+    /// True if no request arrived for `poll_time`. Call this after checks of the ring that found nothing.
     fn is_over(&mut self, poll_time: Duration, stalls: &mut Stalls) -> bool {
         if std::mem::take(&mut self.served) {
             self.since = None;

@@ -38,13 +38,13 @@ struct Active {
 /// Times of a batch of requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Served {
-    /// Start of the first request and end of the last one. `None` if the batch was empty.
+    /// Start of the first request and end of the last request. `None` if the batch was empty.
     pub(super) between: Option<(Instant, Instant)>,
     /// True if this thread had to wait for the lock on the engine or the queues.
     pub(super) late: bool,
 }
 
-/// Queues of the driver, if one is active, and the engine. The holder of the lock owns the queues.
+/// The engine, and the queues of the driver if a driver is active. The holder of the lock owns the queues.
 pub(super) struct Queues {
     engine: Arc<Mutex<Engine>>,
     active: Mutex<Option<Active>>,
@@ -52,7 +52,7 @@ pub(super) struct Queues {
     drivers: AtomicU64,
     /// True if no thread may access the rings. Changed only while `active` is locked.
     paused: AtomicBool,
-    /// Stalls: waits of requests because the polling thread had no CPU.
+    /// Stalls. A stall is the time that a request waited because the polling thread had no CPU.
     stalls: Mutex<Histogram>,
 }
 
@@ -73,11 +73,11 @@ impl Watch {
     /// True if the driver has added requests since the last batch.
     pub(super) fn sees_requests(&self) -> bool {
         let index: Result<u16, _> = self.memory.load(self.index, Ordering::Acquire);
-        // The ring was checked when the driver set it up.
+        // The read cannot fail, because the ring's address was checked when the driver set up the queue.
         index.is_ok_and(|index| u16::from_le(index) != self.next)
     }
 
-    /// Returns how long to keep polling without requests, as measured before polling began.
+    /// Returns the time to continue polling when no request arrives. This time was measured before polling began.
     pub(super) fn poll_time(&self) -> Duration {
         self.poll_time
     }
@@ -173,10 +173,11 @@ impl Queues {
         }
     }
 
-    /// Stops polling and serving until [`Self::resume`]. When this function returns, no thread accesses the rings any more.
+    /// Forbids threads to poll or serve the queues until [`Self::resume`]. When this function returns, no thread accesses the rings any
+    /// more.
     ///
-    /// If the queue is polled, this function first serves the requests that the driver has already added. It ends early at an interrupted
-    /// request. vCPUs may still run and add more requests, which wait for the resume.
+    /// If the queue is polled, this function first serves the requests that the driver has already added. The function ends early if the
+    /// VMM interrupts a request. vCPUs may still run and add more requests, which wait for the resume.
     pub(super) fn pause(&self) {
         let mut active = lock(&self.active);
         self.paused.store(true, Ordering::Relaxed);
@@ -191,8 +192,9 @@ impl Queues {
         }
     }
 
-    /// Allows serving again, and delivers faults that were reported meanwhile. Returns true if requests are pending and the driver will
-    /// send no further notification for them. Such requests were interrupted, or the driver added them during the pause.
+    /// Allows threads to serve the queues again, and delivers the faults that were reported during the pause. Returns true if requests are
+    /// pending and the driver will send no further notification for them. Such requests were interrupted, or the driver added them during
+    /// the pause.
     pub(super) fn resume(&self) -> bool {
         let mut active = lock(&self.active);
         self.paused.store(false, Ordering::Relaxed);
@@ -209,7 +211,7 @@ impl Queues {
         *lock(&self.active) = None;
     }
 
-    /// Serves `queue` after a notification of the driver. Returns true if requests come so fast that polling pays.
+    /// Serves `queue` after a notification of the driver. Returns true if requests arrive so fast that polling pays.
     pub(super) fn notified(&self, queue: u16) -> Result<bool, DeviceError> {
         let mut active = lock(&self.active);
         let Some(active) = active.as_mut().filter(|_| !self.is_paused()) else { return Ok(false) };
@@ -271,7 +273,8 @@ impl Queues {
         Ok(true)
     }
 
-    /// Asks the driver for notifications again, and ends polling. Returns true if requests came meanwhile, so that polling must continue.
+    /// Asks the driver for notifications again, and ends polling. Returns true if the driver has added requests since the last check, so
+    /// that polling must continue.
     pub(super) fn end_polling(&self, watch: &Watch) -> Result<bool, DeviceError> {
         let mut active = lock(&self.active);
         let Some(active) = active.as_mut().filter(|active| active.number == watch.number) else { return Ok(false) };

@@ -26,7 +26,7 @@ const MAX_REQUEST: usize = 128;
 /// Offset of the index in the available ring.
 const AVAILABLE_INDEX: u64 = 2;
 
-/// Destination of the reply to an UNMAP.
+/// Information that is needed to reply to an UNMAP later.
 struct UnmapReply {
     /// Head index of the request's chain.
     head: u16,
@@ -36,12 +36,12 @@ struct UnmapReply {
     kept: Pending,
 }
 
-/// Request queue, with the UNMAPs that were taken and wait to be served together.
+/// Request queue, with the UNMAPs that the device has taken from the queue and will serve together.
 pub(super) struct RequestQueue {
     queue: Queue,
     /// True if the driver is asked to send no notifications.
     suppressed: bool,
-    /// True if the next request was interrupted. It must be served when the device is resumed.
+    /// True if the next request was interrupted. The request must be served when the device is resumed.
     interrupted: bool,
     unmaps: Vec<UnmapRequest>,
     /// Replies to `unmaps`, in the order of the queue.
@@ -63,8 +63,9 @@ impl RequestQueue {
     /// Serves the requests in the queue. Returns true if the driver wants an interrupt.
     ///
     /// One call serves at most as many requests as the queue holds. This includes all requests that were present at the notification. So a
-    /// vCPU that keeps adding requests cannot keep another vCPU in this function. Later requests have their own notification, or the
-    /// polling thread finds them. The polling thread asks for notifications again only when the queue is empty.
+    /// vCPU that keeps adding requests cannot keep another vCPU in this function. For later requests, the driver sends another
+    /// notification, or the polling thread finds the requests. The polling thread asks for notifications again only when the queue is
+    /// empty.
     pub(super) fn serve(&mut self, memory: &Ram, engine: &mut Engine) -> Result<bool, DeviceError> {
         let memory = &NearMemory::new(memory);
         if !self.suppressed {
@@ -104,7 +105,7 @@ impl RequestQueue {
         self.queue.disable_notification(memory).map_err(ring_error(REQUEST_QUEUE))
     }
 
-    /// Asks the driver for notifications again. Returns true if the driver has added requests meanwhile. The driver may send no
+    /// Asks the driver for notifications again. Returns true if the driver has already added further requests. The driver may send no
     /// notification for these requests.
     pub(super) fn resume_notifications(&mut self, memory: &Ram) -> Result<bool, DeviceError> {
         self.suppressed = false;
@@ -121,8 +122,8 @@ impl RequestQueue {
         self.queue.next_avail()
     }
 
-    /// Takes and serves requests from the queue. Returns their number. UNMAPs are only collected at first. They are served before the next
-    /// request of another kind, or by the caller.
+    /// Takes and serves requests from the queue. Returns their number. UNMAPs are first collected. They are served before the next request
+    /// of another kind, or by the caller at the end.
     fn take<'m>(&mut self, memory: &'m NearMemory<'m>, engine: &mut Engine) -> Result<u16, DeviceError> {
         let broken = broken(REQUEST_QUEUE);
         let ring_error = ring_error(REQUEST_QUEUE);

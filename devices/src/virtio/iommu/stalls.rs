@@ -4,14 +4,14 @@
 //!
 //! A driver sends no notification while the thread polls, so the arrival time of a request is unknown. But the thread knows when it last
 //! ran: when it finished the previous requests, or when it last read the clock. It reads the clock after a fixed number of checks of the
-//! ring. The time between two reads is short, unless the host, or a hypervisor below the host, ran something else on the CPU. If the
-//! thread finds requests after a long time, this time is the maximum that they waited.
+//! ring. The time between two reads is short, unless the host, or a hypervisor below the host, ran something else on the CPU. If the thread
+//! finds requests after it did not run for a long time, the requests waited at most this long.
 //!
 //! The engine reads the clock around each request anyway, so this measurement costs only a few comparisons for each batch.
 
 use std::time::{Duration, Instant};
 
-/// Minimum stall. A thread that has a CPU never takes this long between two reads, if the host's clock and `pause` instruction are fast.
+/// Minimum stall. A thread that has a CPU never needs this long between two reads, if the host's clock and `pause` instruction are fast.
 const LEAST: Duration = Duration::from_micros(200);
 
 /// Measures stalls while the thread polls, from the takeover on. The module documentation describes the method.

@@ -440,7 +440,7 @@ fn adjacent_unmaps_in_a_batch_merge_and_answer_in_order() {
     let maps = (0..6).map(|n| map(1, page(n).0, page(n).1, 0x8000, 3));
     let statuses = batch(&mut guest, &[attach(ENDPOINT, 1)].into_iter().chain(maps).collect::<Vec<_>>());
     assert_eq!(statuses, [OK; 7]);
-    // The MAP separates the UNMAPs of pages 3 and 4, which are adjacent. So only pages 5 and 4 are merged.
+    // Pages 3 and 4 are adjacent, but the MAP comes between their UNMAPs. So the engine merges only the UNMAPs of pages 5 and 4.
     let one = |n| unmap(1, page(n).0, page(n).1);
     let requests = [one(3), one(0), map(1, 0x10_0000, 0x10_0fff, 0x8000, 3), one(9), one(5), one(4), one(0x100)];
     assert_eq!(batch(&mut guest, &requests), [OK; 7]);

@@ -40,7 +40,7 @@ impl Offloads {
 
 /// Host interface.
 pub trait Carrier: Send + Sync {
-    /// Returns the file of a pair of queues. A read returns one packet, a write sends one packet. A header of
+    /// Returns the file of a pair of queues. A read of the file returns one packet, and a write sends one packet. A header of
     /// [`HEADER_BYTES`](super::spec::HEADER_BYTES) precedes each packet. Reads and writes do not block.
     fn file(&self, pair: u16) -> &File;
     /// Sets the offloads that the guest accepts.
@@ -48,7 +48,7 @@ pub trait Carrier: Send + Sync {
     /// # Errors
     /// The host rejects the offloads.
     fn set_offloads(&self, offloads: Offloads) -> io::Result<()>;
-    /// Makes the host use the first `pairs` pairs of queues.
+    /// Makes the host use only the first `pairs` pairs of queues.
     ///
     /// # Errors
     /// The host rejects the number.

@@ -21,8 +21,8 @@ use crate::worker::{Orders, Task, Wait};
 /// Size of the control queue. A driver sends one command at a time.
 pub(in crate::virtio) const CONTROL_QUEUE_SIZE: u16 = 64;
 
-/// Returns the index of the control queue, on a device with `pairs` pairs of queues. The control queue follows the last pair. If a driver
-/// accepts CTRL_VQ without MQ, it knows only one pair, and the index is 2 (virtio 1.4, section 5.1.2).
+/// Returns the index of the control queue, on a device with `pairs` pairs of queues. The control queue follows the last pair. A driver that
+/// accepts CTRL_VQ without MQ knows only one pair. For this driver, the index is 2 (virtio 1.4, section 5.1.2).
 pub(in crate::virtio) fn control_queue(features: u64, pairs: u16) -> u16 {
     if features & (CTRL_VQ | MQ) == CTRL_VQ { 2 } else { 2 * pairs }
 }
@@ -31,14 +31,14 @@ pub(in crate::virtio) fn control_queue(features: u64, pairs: u16) -> u16 {
 pub(in crate::virtio) trait Pairs: Send + Sync {
     /// Returns the device's name for logs.
     fn id(&self) -> &str;
-    /// Makes the backend use the first `pairs` pairs of queues.
+    /// Makes the backend use only the first `pairs` pairs of queues.
     ///
     /// # Errors
-    /// The backend rejects the number. The number of used pairs does not change.
+    /// The backend rejects the number. The number of pairs in use does not change.
     fn set_pairs(&self, pairs: u16) -> io::Result<()>;
 }
 
-/// Bytes of a command that the device reads: class, command, and number of pairs.
+/// Number of bytes of a command that the device reads: class, command, and number of pairs.
 const COMMAND: usize = 4;
 
 /// Command of the driver.

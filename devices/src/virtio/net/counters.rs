@@ -5,7 +5,7 @@
 use crate::counters::counters;
 
 counters! {
-    /// Counters of the device since its creation. Received means received by the guest.
+    /// Counters of the device since its creation. "Received" means received by the guest.
     NetCounters {
         rx_frames: "Packets received by the guest.",
         rx_bytes: "Bytes received by the guest.",

@@ -29,7 +29,7 @@ use crate::virtio::{DeviceProperties, DeviceQueues, Driver, VirtioDevice};
 pub struct NetTraits {
     /// MAC address of the device.
     pub mac: [u8; 6],
-    /// Maximum bytes of a packet, without the Ethernet header.
+    /// Maximum size of a packet in bytes, without the Ethernet header.
     pub mtu: u16,
     /// Number of pairs of queues, at least 1.
     pub pairs: u16,
@@ -118,7 +118,8 @@ impl VirtioNet {
         let carrier = &self.link.carrier;
         let done = carrier.set_offloads(Offloads::of(features)).and_then(|()| carrier.set_pairs(pairs));
         if let Err(error) = done {
-            // The guest may now receive packets that it cannot process. There is no way to report this to the driver, so only log it.
+            // The guest may now receive packets that it cannot process. The device cannot report this failure to the driver, so it only
+            // logs the failure.
             self.link.complain(&self.throttle, "cannot set offloads and queues of the host interface", &error);
         }
         self.pairs.store(pairs, Ordering::Release);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Fuzzing of a queue: a driver whose rings, descriptors and buffers contain the fuzzer's bytes. Tests replay findings with the same code.
+//! Fuzzing of a queue, with a driver whose rings, descriptors and buffers contain the fuzzer's bytes. Tests use the same code to replay
+//! findings.
 
 use std::fs::File;
 use std::io;
@@ -46,7 +47,7 @@ pub fn run(bytes: &[u8]) {
         socket.set_nonblocking(true).expect("the socket is open");
     }
     let carrier = Box::new(Socket(File::from(OwnedFd::from(ours))));
-    // A small limit that refills soon, so that packets are held back for a short time only.
+    // The rate limit is small and refills soon, so packets wait only for a short time.
     let bucket = BucketParams { size: 512, one_time_burst: 0, refill_time: Duration::from_millis(1) };
     let limits = RateLimits { bandwidth: Some(bucket), ops: None };
     let limiter = || (first & 16 != 0).then(|| RateLimiter::new(limits, Instant::now()));

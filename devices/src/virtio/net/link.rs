@@ -35,7 +35,7 @@ impl Link {
         self.carrier.file(queue / 2)
     }
 
-    /// Returns true if the host interface was deleted. Its files are useless from then on.
+    /// Returns true if the host interface was deleted. Reads and writes of the interface's files then fail.
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
@@ -57,7 +57,7 @@ impl Link {
     /// Takes a packet of `bytes` bytes from the budget of `limiter`.
     ///
     /// # Errors
-    /// The budget is too small now. The error is the time that the packet has to wait.
+    /// The remaining budget is too small. The error is the time that the packet has to wait.
     pub(super) fn pass(&self, limiter: Option<&RateLimiter>, bytes: usize) -> Result<(), Duration> {
         let passed = limiter.map_or(Ok(()), |limiter| limiter.pass(bytes as u64, Instant::now()));
         passed.inspect_err(|_| count(&self.counts.rate_waits, 1))

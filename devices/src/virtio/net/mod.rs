@@ -3,9 +3,9 @@
 //! virtio-net: network devices backed by a host interface (virtio 1.4, section 5.1).
 //!
 //! `device` is the interface to the transport. Each `pair` of queues has a thread. The thread alternates (`turn`) between `receive`, which
-//! passes packets from the host to the guest, and `transmit`, which passes packets from the guest to the host. `control` has its own
-//! thread, and executes the driver's commands that enable pairs. The host interface is a [`Carrier`] with a file for each pair. Packets are
-//! copied once, between the pair's file and the guest's `buffers`.
+//! passes packets from the host to the guest, and `transmit`, which passes packets from the guest to the host. `control` runs in a separate
+//! thread, and executes the driver's commands that set the number of pairs. The host interface is a [`Carrier`] with a file for each pair.
+//! Packets are copied once, between the pair's file and the guest's `buffers`.
 
 mod buffers;
 mod carrier;
@@ -62,7 +62,7 @@ pub struct NetParams {
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Creates a network device. Returns its PCI function, and the device itself so that the caller can read its counters.
+/// Creates a network device. Returns the PCI function and the device. The caller uses the device to read the counters.
 ///
 /// # Errors
 /// The process has no free file descriptor, or the platform has no free interrupt vector.

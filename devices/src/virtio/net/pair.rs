@@ -4,7 +4,7 @@
 //!
 //! One thread serves both queues of a pair. Most received packets answer transmitted packets, and the host kernel often creates the answer
 //! while it accepts the transmitted packet. A separate receive thread would be woken for each packet, in the middle of the transmit
-//! thread's work. The single thread finds all answers when it has finished transmitting.
+//! thread's work. A single thread finds all answers after it has finished transmitting.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ impl Pair {
         self.receive.is_none() && self.transmit.is_none()
     }
 
-    /// Serves the queues in turns, until both queues are idle or the thread gets an order.
+    /// Serves the two queues alternately, until both queues are idle or the thread receives an order.
     fn serve(&mut self, orders: &Orders) -> Result<Wait, DeviceError> {
         loop {
             let (mut wait, mut more) = (Wait::Doorbell, false);

@@ -23,7 +23,7 @@ use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Wait};
 
-/// Maximum packets of a turn. The driver is notified at the end of each turn.
+/// Maximum number of packets in one turn. The driver is notified at the end of each turn.
 const MOST: u32 = 64;
 /// Delay between a failed read from the host interface and the next read.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -36,13 +36,13 @@ pub(super) struct Receive {
     link: Arc<Link>,
     /// Current packet with its header.
     packet: Vec<u8>,
-    /// Bytes of the current packet with its header. 0 if there is no current packet.
+    /// Size in bytes of the current packet with its header. 0 if there is no current packet.
     len: usize,
     /// True if the rate limit has let the current packet pass.
     passed: bool,
     /// Buffers for the current packet.
     buffers: Buffers,
-    /// Chains that contain these buffers: head, and number of bytes to write.
+    /// Chains that contain `buffers`: head index, and number of bytes to write.
     used: Vec<(u16, u32)>,
     /// Index of the available ring at the last check.
     seen: Wrapping<u16>,
@@ -54,11 +54,11 @@ pub(super) struct Receive {
 /// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// A packet was given to the driver or dropped.
+    /// A packet was written to the driver's buffers, or was dropped.
     Done,
     /// There is no packet.
     NoPacket,
-    /// The driver has no room for a packet.
+    /// The driver has not added enough buffers for the packet.
     NoRoom,
     /// The rate limit holds the packet back for this time.
     Held(Duration),
@@ -92,7 +92,8 @@ impl Receive {
         self.link.file(self.index).as_fd()
     }
 
-    /// Gives waiting packets to the driver, at most [`MOST`]. Stops earlier if the driver has no room for another packet.
+    /// Writes waiting packets to the driver's buffers, at most [`MOST`] packets. Stops earlier if the driver has no room for another
+    /// packet.
     pub(super) fn turn(&mut self, orders: &Orders) -> Result<Turn, DeviceError> {
         if let Some(left) = self.rest.left() {
             return Ok(Turn::Wait(Wait::Time(left)));
@@ -140,7 +141,7 @@ impl Receive {
         Ok(())
     }
 
-    /// Gives the driver one packet.
+    /// Writes one packet to the driver's buffers.
     fn step(&mut self) -> Result<Step, Failure> {
         self.look()?;
         if self.len == 0 {
@@ -181,14 +182,14 @@ impl Receive {
         while room < self.len {
             let Some(chain) = self.queue.next_chain(memory).map_err(&ring)? else {
                 self.queue.put_back(self.queue.next_avail().wrapping_sub(first));
-                // If the queue is already full of the driver's buffers, the driver cannot add more. So the packet can never fit.
+                // If the packet fills all buffers that the queue can hold, the driver cannot add more buffers. So the packet can never fit.
                 let all = self.used.len() >= usize::from(size);
                 return Ok(if all { self.lose() } else { Step::NoRoom });
             };
             let head = chain.head_index();
             let bytes = collect(chain, size, Direction::Writable, &mut self.buffers).map_err(&rule)?;
             if !merges && bytes < self.len {
-                // The buffers stay in the queue.
+                // The buffers go back to the queue, for the next packet.
                 self.queue.put_back(self.queue.next_avail().wrapping_sub(first));
                 return Ok(self.lose());
             }
@@ -216,7 +217,7 @@ impl Receive {
     }
 }
 
-/// Reason why a packet cannot be given to the driver.
+/// Reason why a packet cannot be passed to the driver.
 enum Failure {
     /// The driver broke a rule.
     Driver(DeviceError),

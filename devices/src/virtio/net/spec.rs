@@ -9,13 +9,13 @@ pub const DEVICE_TYPE: u16 = 1;
 /// PCI class: Ethernet controller.
 pub const PCI_CLASS: u32 = 0x02_0000;
 
-/// Bytes of the header before each packet. The header contains the number of buffers (section 5.1.6).
+/// Size in bytes of the header before each packet. The header contains the number of receive buffers that the packet uses (section 5.1.6).
 pub const HEADER_BYTES: usize = 12;
 /// Offset of the 16-bit number of buffers in the header.
 pub const NUM_BUFFERS: usize = 10;
-/// Maximum bytes of an unsegmented packet, including the Ethernet header (section 5.1.6.3.1).
+/// Maximum size in bytes of a packet that is not segmented yet, including the Ethernet header (section 5.1.6.3.1).
 pub const MAX_PACKET: usize = 65550;
-/// Minimum bytes of a packet: the Ethernet header.
+/// Minimum size of a packet in bytes: the Ethernet header.
 pub const MIN_FRAME: usize = 14;
 
 /// The driver may leave a packet's checksum to the device.
@@ -51,7 +51,7 @@ pub const GUEST_USO6: u64 = 1 << 55;
 /// The device accepts large packets of UDP.
 pub const HOST_USO: u64 = 1 << 56;
 
-/// Bytes of the configuration (section 5.1.4), up to the MTU.
+/// Size of the configuration in bytes (section 5.1.4), up to the MTU.
 pub const CONFIG_BYTES: usize = 12;
 
 /// Class of control commands that set the number of pairs in use (section 5.1.6.5.6.1).

@@ -14,7 +14,7 @@ pub(super) const STATE: (&str, u32) = ("net", 1);
 pub(super) struct NetState {
     /// MAC address of the device.
     pub(super) mac: [u8; 6],
-    /// Maximum bytes of a packet, without the Ethernet header.
+    /// Maximum size of a packet in bytes, without the Ethernet header.
     pub(super) mtu: u16,
     /// Number of pairs of queues that the driver uses.
     pub(super) pairs: u16,

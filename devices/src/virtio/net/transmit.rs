@@ -20,7 +20,7 @@ use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Wait};
 
-/// Maximum packets of a turn. The driver is notified at the end of each turn.
+/// Maximum number of packets in one turn. The driver is notified at the end of each turn.
 const MOST: u32 = 64;
 
 /// Transmit queue.
@@ -61,7 +61,7 @@ impl Transmit {
         QueueState::of(&self.queue)
     }
 
-    /// Sends waiting packets, at most [`MOST`]. Asks the driver for notifications only when the queue is empty.
+    /// Sends waiting packets to the host, at most [`MOST`] packets. Asks the driver for notifications only when the queue is empty.
     pub(super) fn turn(&mut self, orders: &Orders) -> Result<Turn, DeviceError> {
         if let Some(left) = self.rest.left() {
             return Ok(Turn::Wait(Wait::Time(left)));
@@ -103,7 +103,7 @@ impl Transmit {
             }
             (head, read(memory, &self.buffers, &mut self.packet).map_err(broken(self.index))?, whole)
         };
-        // The memory view is already dropped. So a slow write to the host does not block changes of the mappings.
+        // The view of guest memory is already dropped here. So a slow write to the host does not block an unmap of guest memory.
         let counts = &self.link.counts;
         if whole > bytes || bytes < HEADER_BYTES + MIN_FRAME {
             count(&counts.tx_dropped, 1);

@@ -13,7 +13,7 @@ use crate::worker::Wait;
 /// Result of a queue's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// There may be more to do. The other queue has its turn first.
+    /// There may be more to do, but the other queue is served first.
     More,
     /// There is nothing to do until this event.
     Wait(Wait),
@@ -30,7 +30,7 @@ impl Rest {
         Turn::Wait(Wait::Time(time))
     }
 
-    /// Returns the remaining delay, if there is any.
+    /// Returns the remaining delay, or `None` if the delay is over.
     pub(super) fn left(&mut self) -> Option<Duration> {
         let left = self.0?.saturating_duration_since(Instant::now());
         if left.is_zero() {

@@ -38,7 +38,7 @@ pub struct VirtioPmem {
 }
 
 impl VirtioPmem {
-    /// Creates a device for the first `size` bytes of `file`. Messages name the file `path`.
+    /// Creates a device for the first `size` bytes of `file`. `path` is the file's name in messages.
     ///
     /// # Errors
     /// The file cannot be mapped, or the process has no free file descriptor.
@@ -95,7 +95,8 @@ impl VirtioDevice for VirtioPmem {
         Some(&self.queues)
     }
 
-    /// Saves the state. The restored VM finds the memory's content in the file. Discarded writes are in no file, so they cannot be saved.
+    /// Saves the state. The restored VM finds the memory's content in the file. If the device discards writes, no file contains the
+    /// memory's content, so the state cannot be saved.
     fn save(&self) -> Result<DeviceState, StateError> {
         if self.file.is_none() {
             return Err(StateError::Unsupported(

@@ -20,12 +20,12 @@ use crate::sync::lock;
 /// Mapping of a file. Rust code never creates references to its bytes, because the guest and the host may change them at any time.
 struct Mapping {
     range: HostRange,
-    /// Registration as guest memory, so that messages can name the mapping. `drop` takes it before it unmaps the range.
+    /// Registration that gives the mapping a name for messages. `drop` ends the registration before it unmaps the range.
     name: Option<Registration>,
 }
 
 impl Mapping {
-    /// Maps the first `len` bytes of `file`. Messages name the mapping `name`. Writes to a `private` mapping do not reach the file.
+    /// Maps the first `len` bytes of `file`. `name` is the mapping's name in messages. Writes to a `private` mapping do not reach the file.
     fn new(file: &Arc<File>, name: String, len: usize, private: bool) -> io::Result<Self> {
         let flags = if private { MapFlags::PRIVATE | MapFlags::NORESERVE } else { MapFlags::SHARED };
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -59,7 +59,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Position of the memory in the guest's address space.
+/// Memory slot, and its position in the guest's address space.
 #[derive(Clone, Copy, Debug)]
 struct MappedSlot {
     gpa: u64,
@@ -75,7 +75,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Maps the first `len` bytes of `file`. Messages name the mapping `name`.
+    /// Maps the first `len` bytes of `file`. `name` is the mapping's name in messages.
     ///
     /// # Errors
     /// The error of the kernel.

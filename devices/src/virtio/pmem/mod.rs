@@ -3,8 +3,8 @@
 //! virtio-pmem: a host file as persistent memory of the guest (virtio 1.3, section 5.19).
 //!
 //! The guest reads and writes the mapped file directly, without exits. The queue only carries flush requests, which make all written data
-//! durable on the host's disk. The memory is a shared memory region in a BAR. For drivers that do not support such regions, the
-//! configuration has the BAR's address.
+//! durable on the host's disk. The memory is a shared memory region in a BAR. For drivers that do not support shared memory regions, the
+//! device configuration contains the BAR's address.
 //!
 //! [`spec`] has the specification's constants, and `device` is the interface to the transport. `memory` is the mapped file, `requests` is
 //! the task of the queue's thread, and `state` is the saved state.
@@ -68,7 +68,7 @@ pub enum PmemError {
     Transport(#[from] TransportError),
 }
 
-/// Creates a virtio-pmem device. Returns its PCI function, and the device itself, which has the counters.
+/// Creates a virtio-pmem device. Returns the PCI function and the device. The caller uses the device to read the counters.
 ///
 /// # Errors
 /// The file cannot be mapped, the process has no free file descriptor, or the platform has no free interrupt vector.

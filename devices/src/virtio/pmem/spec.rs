@@ -22,7 +22,7 @@ pub const CONFIG_BYTES: usize = 16;
 
 /// Request to make all data written so far durable (section 5.19.6).
 pub const FLUSH: u32 = 0;
-/// Size of a request in bytes, and size of an answer in bytes.
+/// Size of a request in bytes. An answer has the same size.
 pub const REQUEST_BYTES: usize = 4;
 /// Answers to requests.
 pub mod status {

@@ -38,7 +38,7 @@ impl VirtioRng {
         let (source, counts) = (Arc::new(source), Arc::<Counts>::default());
         let of_requests = counts.clone();
         let make = move || Ok(Requests::new(source.clone(), of_requests.clone()));
-        // Cloud Hypervisor's thread names: device name, then queue number.
+        // The thread has the same name as in Cloud Hypervisor: device name, then queue number.
         let queues = TableWorker::serving(format!("{id}_q{REQUEST_QUEUE}"), ROLE, 1, make)?;
         Ok(Self { counts, queues })
     }

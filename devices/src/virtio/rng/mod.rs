@@ -29,7 +29,8 @@ use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 pub struct RngParams {
     /// Name for logs, threads and the API.
     pub id: String,
-    /// Source of random bytes: a file that is read from its present offset. It must be open with `O_NONBLOCK`, so that reads do not block.
+    /// Source of random bytes: a file that the device reads from the file's current offset. The file must be open with `O_NONBLOCK`, so
+    /// that reads do not block.
     pub source: File,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,
@@ -41,7 +42,7 @@ pub struct RngParams {
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Creates a virtio-rng device. Returns its PCI function, and the device itself, which has the counters.
+/// Creates a virtio-rng device. Returns the PCI function and the device. The caller uses the device to read the counters.
 ///
 /// # Errors
 /// The process has no free file descriptor, or the platform has no free interrupt vector.

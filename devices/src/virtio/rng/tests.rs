@@ -38,7 +38,7 @@ impl Harness {
         platform.drive(create(params).unwrap(), RINGS, ())
     }
 
-    /// Creates a device with an endless source.
+    /// Creates a device with an endless source of random bytes.
     fn endless(translated: bool) -> Self {
         Self::new(File::open("/dev/urandom").unwrap(), translated)
     }
@@ -208,7 +208,7 @@ fn request_is_not_served_while_bus_mastering_is_off() {
         harness.ring(0);
         set_bus_master(&harness.function, false);
         writer.write_all(b"random").unwrap();
-        // This notification was already under way.
+        // The driver may have sent this notification before it turned bus mastering off.
         harness.device.notify(0).unwrap();
         std::thread::sleep(SOON);
         assert_eq!((harness.used(0), harness.bytes(BUFFER, 6)), (0, vec![0; 6]));

@@ -4,8 +4,8 @@
 //!
 //! The driver forbids bus use if it clears the bus master bit of the command register, or selects a power state other than D0. The gate
 //! then pauses the device's queues. The device's MSI-X messages stay pending, because a message is a write to memory too. When the driver
-//! allows bus use again, the gate resumes the queues and sends the pending messages. A pause of the whole VM is a second, independent
-//! reason to pause the queues.
+//! allows bus use again, the gate resumes the queues and sends the pending messages. A pause of the whole VM pauses the queues too,
+//! independently of bus use.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,7 @@ impl Reasons {
 /// Gate between a device and the bus.
 pub(super) struct BusGate {
     reasons: Mutex<Reasons>,
-    /// Copy of `on_bus`, for notifications.
+    /// Copy of `on_bus` that notifications read without the lock.
     is_open: AtomicBool,
 }
 
@@ -48,8 +48,8 @@ impl BusGate {
         self.is_open.load(Ordering::Acquire)
     }
 
-    /// Opens or closes the gate according to the registers. `may_use_bus` reads the registers while the gate is locked, so the last of
-    /// several concurrent writes takes effect.
+    /// Opens or closes the gate according to the registers. `may_use_bus` reads the registers while the gate is locked. So after several
+    /// concurrent writes, the gate follows the last write.
     ///
     /// When this function returns with a closed gate, the device has no I/O in flight. It starts no more DMA and sends no more messages.
     pub(super) fn follow(
@@ -77,12 +77,12 @@ impl BusGate {
         }
     }
 
-    /// Pauses the device with its VM.
+    /// Pauses the device because the VM is paused.
     pub(super) fn pause_vm(&self, device: &dyn VirtioDevice) {
         self.set_vm_paused(device, true);
     }
 
-    /// Resumes the device with its VM, if it may use the bus.
+    /// Resumes the device because the VM is resumed, unless the device may not use the bus.
     pub(super) fn resume_vm(&self, device: &dyn VirtioDevice) {
         self.set_vm_paused(device, false);
         device.vm_resumed();

@@ -27,7 +27,7 @@ pub(super) mod status {
     pub(in super::super) const DRIVER_OK: u8 = 4;
     /// The device has failed and needs a reset.
     pub(in super::super) const NEEDS_RESET: u8 = 64;
-    /// All defined bits: the above, `ACKNOWLEDGE`, `DRIVER` and `FAILED`.
+    /// All defined bits: the bits above, `ACKNOWLEDGE`, `DRIVER` and `FAILED`.
     pub(in super::super) const ALL: u8 = 1 | 2 | DRIVER_OK | FEATURES_OK | NEEDS_RESET | 128;
 }
 
@@ -50,7 +50,7 @@ mod reg {
     pub(super) const QUEUE_DEVICE_END: u64 = 56;
 }
 
-/// Action that a register write of the driver requires.
+/// Action that the transport must take after a register write of the driver.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// No action.
@@ -239,8 +239,8 @@ impl CommonConfig {
         Action::None
     }
 
-    /// Returns the queues as the driver has set them up. The inner `None` is a queue that is not enabled. The outer `None` means that the
-    /// rings of at least one queue are misaligned or not in the device's memory.
+    /// Returns the queues as the driver has set them up. An inner `None` is a queue that is not enabled. An outer `None` means that the
+    /// rings of at least one queue are misaligned or outside the device's memory.
     pub(super) fn build_queues(&self, memory: &DmaView<'_>) -> Option<Vec<Option<Queue>>> {
         self.queues.iter().map(|setup| self.build_queue(setup, memory)).collect()
     }
@@ -274,7 +274,7 @@ impl CommonConfig {
         put(at(reg::STATUS), &[self.status]);
         put(reg::GENERATION, &[interrupts.generation()]);
         put(at(reg::QUEUE_SELECT), &self.queue_select.to_le_bytes());
-        // If the selected queue does not exist, its size register reads as 0.
+        // If the selected queue does not exist, the queue size register reads as 0.
         if let Some(queue) = self.queues.get(usize::from(self.queue_select)) {
             put(at(reg::QUEUE_SIZE), &queue.size.to_le_bytes());
             put(at(reg::QUEUE_VECTOR), &interrupts.queue_vector(self.queue_select).to_le_bytes());
@@ -296,7 +296,7 @@ impl CommonConfig {
         if added & status::FEATURES_OK != 0 && !self.features_fit(self.driver_features) {
             added &= !status::FEATURES_OK;
         }
-        // DRIVER_OK without accepted features is illegal. The bit is ignored and nothing starts.
+        // DRIVER_OK is illegal without FEATURES_OK. DRIVER_OK is then ignored, and the device does not start.
         if (self.status | added) & status::FEATURES_OK == 0 {
             added &= !status::DRIVER_OK;
         }

@@ -30,7 +30,7 @@ struct Place {
 }
 
 impl QueueDoorbells {
-    /// Returns the doorbells. They are not connected yet. Without `platform`, [`Self::update`] never connects them.
+    /// Returns doorbells that are not connected yet. Without `platform`, [`Self::update`] never connects the doorbells.
     pub(super) fn new(platform: Option<Arc<dyn Doorbells>>) -> Self {
         Self { platform, place: Mutex::default() }
     }
@@ -41,7 +41,7 @@ impl QueueDoorbells {
     }
 
     /// Connects the doorbells at the BAR's address, if the device serves a driver (`serves`) and the BAR is decoded at this address
-    /// (`decoded`). Otherwise disconnects them.
+    /// (`decoded`). Otherwise disconnects the doorbells.
     pub(super) fn update(&self, device: &dyn VirtioDevice, serves: bool, decoded: Option<u64>) {
         let Some(platform) = &self.platform else { return };
         let mut place = lock(&self.place);
@@ -62,7 +62,7 @@ impl QueueDoorbells {
         }
         for (address, bell) in wanted.into_iter().flat_map(bells) {
             if let Err(error) = platform.connect(Space::Port, address, bell) {
-                // The vCPU then exits to the VMM, which notifies the device.
+                // Without the doorbell, a notification causes an exit to the VMM, and the VMM notifies the device.
                 warn!("cannot connect a virtio doorbell at port {address:#x} (notifications are slower): {error}");
             }
         }

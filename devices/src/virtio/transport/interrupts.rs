@@ -61,8 +61,8 @@ impl Interrupts {
         }
     }
 
-    /// Calls `change` with the MSI-X table, for an access of the guest. Failures of the platform are only logged, because the guest cannot
-    /// handle them.
+    /// Calls `change` with the MSI-X table, for an access of the guest. The function only logs failures of the platform, because the guest
+    /// cannot handle these failures.
     pub(super) fn with_msix(&self, change: impl FnOnce(&mut MsixTable) -> Result<(), MsixError>) {
         if let Err(error) = change(&mut lock(&self.msix)) {
             self.complain(&error);
@@ -106,7 +106,7 @@ impl Interrupts {
         self.running.store(running, Ordering::Release);
     }
 
-    /// Resets the virtio part: removes all vectors and clears the ISR status. The MSI-X table belongs to PCI and does not change.
+    /// Resets the virtio registers: removes all vectors and clears the ISR status. The MSI-X table belongs to PCI and does not change.
     pub(super) fn reset(&self) {
         self.set_running(false);
         self.set_config_vector(NO_VECTOR);
@@ -116,7 +116,7 @@ impl Interrupts {
         self.isr.store(0, Ordering::Release);
     }
 
-    /// Returns the saved state. It does not contain `running`.
+    /// Returns the state to save. The state does not contain `running`.
     pub(super) fn state(&self) -> InterruptsState {
         InterruptsState {
             msix: lock(&self.msix).state(),

@@ -8,8 +8,8 @@ use crate::virtio::SharedRegion;
 
 /// BAR with the structures and the MSI-X table.
 pub(super) const STRUCTURES_BAR: u8 = 0;
-/// I/O port BAR for notifications. For a port write, the VM exit tells the hypervisor the address and the value. For a write to memory,
-/// the hypervisor must first walk page tables and decode the instruction.
+/// I/O port BAR for notifications. The VM exit of a port write gives the hypervisor the address and the value. After a write to memory, the
+/// hypervisor must first walk page tables and decode the instruction.
 pub(super) const NOTIFY_BAR: u8 = 1;
 /// BAR with only the shared memory region. It is a 64-bit BAR, so it uses BAR register 3 too.
 pub(super) const SHARED_BAR: u8 = 2;
@@ -79,7 +79,7 @@ pub(super) struct Shape {
     pub(super) shared: Option<SharedRegion>,
 }
 
-/// Configuration space, and the offsets of those capabilities whose registers have side effects.
+/// Configuration space, and the offsets of the capabilities whose registers have side effects.
 pub(super) struct Space {
     /// Contents of the configuration space.
     pub(super) config: ConfigSpace,
@@ -144,7 +144,7 @@ fn structure(kind: u8, bar: u8, offset: u64, len: u32) -> Vec<u8> {
     body
 }
 
-/// Returns the body of a shared memory capability. Its offset and length also have a high half.
+/// Returns the body of a shared memory capability. The capability also contains the high halves of the offset and the length.
 fn shared_memory(shared: SharedRegion) -> Vec<u8> {
     let mut body = vec![0, CFG_SHARED_MEMORY, SHARED_BAR, shared.id, 0, 0];
     let len = shared.size.to_le_bytes();

@@ -2,9 +2,9 @@
 
 //! Activation and failure of a device, in one atomic number.
 //!
-//! A device reports failures on its own threads. A reset waits for these threads while it holds the lock on the registers. So a thread
-//! that reports a failure must not wait for this lock. Instead, the thread changes the number without a lock, and each read of the
-//! registers checks the number. A failure counts only for the driver that the device served at that time. So a late report of a failure
+//! A device reports failures on its own threads. A reset waits for these threads while it holds the lock on the registers. So a thread that
+//! reports a failure must not wait for this lock. Instead, the thread changes the number without a lock, and each read of the registers
+//! checks the number. A failure counts only for the driver that the device served when the failure occurred. So a late report of a failure
 //! does not affect the next driver.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const LIVE: u64 = 1 << 0;
 /// The device failed and needs a reset.
 const FAILED: u64 = 1 << 1;
-/// Position of the driver's number, above the other bits.
+/// Bit position of the driver's number, above the two flags.
 const NUMBER_SHIFT: u32 = 2;
 
 /// Number with an atomic compare-and-exchange. Tests use loom's type in place of `AtomicU64`.
@@ -59,7 +59,7 @@ impl<W: Word> Lifecycle<W> {
         self.0.load() & FAILED != 0
     }
 
-    /// Marks the device as activated. It serves its driver from now on, unless it has failed meanwhile.
+    /// Marks the device as activated. The device serves its driver from now on, unless it has already failed.
     pub(super) fn start(&self) {
         self.change(|now| Some(now | LIVE));
     }
@@ -186,7 +186,7 @@ mod tests {
                 worker.join().unwrap();
             }
             control.join().unwrap();
-            // Regardless of when the failure came, the device has not failed for the next driver.
+            // Whenever the failure was reported, the device has not failed for the next driver.
             assert!(!lifecycle.has_failed());
             lifecycle.start();
             assert!(lifecycle.served().is_some());

@@ -30,7 +30,7 @@ use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::{DeviceError, DeviceProperties, Driver, Interrupt, LastRequests, VirtioDevice};
 
-/// Error of the creation of a virtio PCI device.
+/// Error when a virtio PCI device is created.
 #[derive(Debug, Error)]
 pub enum TransportError {
     /// The device has more queues than the transport supports.
@@ -52,13 +52,13 @@ pub enum TransportError {
     },
 }
 
-/// Driver-visible state of the device. The device's threads access this part of the function too.
+/// Driver-visible state of the device. The device's threads also access this state.
 struct State {
     id: String,
     interrupts: Interrupts,
     common: Mutex<CommonConfig>,
     lifecycle: Lifecycle,
-    /// True if the device was activated and not reset since. It changes only while `common` is locked.
+    /// True if the device was activated and has not been reset since then. It changes only while `common` is locked.
     activated: AtomicBool,
     complained: AtomicBool,
     observer: Option<Arc<dyn DeviceObserver>>,
@@ -202,13 +202,13 @@ impl VirtioPciDevice {
         })
     }
 
-    /// Returns the interface that notifies the current driver, for changes that come from the VMM.
+    /// Returns the interface that notifies the current driver of changes that the VMM makes.
     pub fn interrupt(&self) -> Arc<dyn Interrupt> {
         Arc::new(DriverLine { state: self.state.clone(), driver: self.state.lifecycle.driver() })
     }
 
-    /// Handles a write at offset `place` of a notification structure. The offset determines the queue. The written value only repeats the
-    /// queue's number.
+    /// Handles a write at offset `place` of a notification structure. The offset determines the queue. The written value is ignored,
+    /// because it only repeats the queue's number.
     fn notify_at(&self, place: u64) {
         if let Ok(queue) = u16::try_from(place / u64::from(NOTIFY_MULTIPLIER)) {
             self.notify(queue);
@@ -442,7 +442,7 @@ impl PciDevice for VirtioPciDevice {
     }
 
     fn read_bar(&self, index: u8, offset: u64, data: &mut [u8]) {
-        // The notification BAR reads as zero. So do the parts of the shared region that no memory backs.
+        // The notification BAR reads as zero. Parts of the shared region without memory read as zero too.
         if index == STRUCTURES_BAR { self.read_structures(offset, data) } else { data.fill(0) }
     }
 
@@ -503,8 +503,8 @@ impl PciDevice for VirtioPciDevice {
         }
         self.device.activate(self.driver(&common, driver));
         self.device.restore(&state.device)?;
-        // Build the queues after the device is restored. Their rings are checked against the device's mappings, and these mappings are part
-        // of the state of the device or the IOMMU.
+        // Build the queues after the device is restored. The check of the rings needs the device's mappings, and these mappings are part of
+        // the state of the device or the IOMMU.
         let unusable = || StateError::rule("common.queues", "rings are misaligned or not in the device's memory");
         let mut queues = self.build_queues(&common).ok_or_else(unusable)?;
         for (queue, setup) in queues.iter_mut().zip(&state.common.queues) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Channel for requests of the server: changes of the device configuration, and requests about translations.
+//! Channel on which the server sends requests: changes of the device configuration, and requests about translations.
 //!
-//! No function here blocks, even if the server sends only part of a message, or does not read replies.
+//! No function of this module blocks, even if the server sends only a part of a message or does not read replies.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,7 +30,7 @@ pub(super) struct BackChannel {
     socket: UnixStream,
     message: [u8; HEADER + iotlb::BYTES],
     filled: usize,
-    /// Last request, if the server wants a reply and has not got it yet.
+    /// Last request, if the server wants a reply and has not received the reply yet.
     unanswered: Option<u32>,
 }
 
@@ -43,14 +43,14 @@ pub(super) enum Request {
     ConfigChanged,
     /// The server needs the translation of this IOVA for this access.
     Miss(u64, Permissions),
-    /// The server denied this access to this IOVA by itself.
+    /// The server has already denied this access to this IOVA.
     Stopped(u64, Permissions),
     /// The channel has ended, or the server sent an unknown message.
     End,
 }
 
 impl BackChannel {
-    /// Creates a channel. Returns both ends: this process's and the server's.
+    /// Creates a channel. Returns this process's end and the server's end.
     pub(super) fn new() -> io::Result<(Self, UnixStream)> {
         let (socket, theirs) = UnixStream::pair()?;
         Ok((Self { socket, message: [0; HEADER + iotlb::BYTES], filled: 0, unanswered: None }, theirs))
@@ -80,7 +80,8 @@ impl BackChannel {
         (self.word(1) & !NEED_REPLY == VERSION).then_some(HEADER + payload)
     }
 
-    /// Takes the next request. The caller must then [answer](Self::answer) it. The kernel closes file descriptors that come with a request.
+    /// Takes the next request. The caller must then [answer](Self::answer) it. If a request carries file descriptors, the kernel closes
+    /// them.
     pub(super) fn take(&mut self) -> Request {
         loop {
             let Some(len) = self.len() else { return Request::End };

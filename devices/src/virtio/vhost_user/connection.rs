@@ -28,16 +28,16 @@ use crate::peer_timeouts::{Budget, Operation, Peer};
 use crate::ram::RamRegion;
 use crate::sync::lock;
 
-/// Time limit for all requests of one [`Operation`] together, without the draining of queues. A vCPU may wait for the operation, with
-/// interrupts off in the guest.
+/// Time limit for all requests of one [`Operation`] together. The draining of queues has its own limit. A vCPU may wait for the operation
+/// while the guest has interrupts off.
 const TIME: Duration = Duration::from_secs(5);
 /// Time limit for a server to complete the requests of a queue.
 const DRAIN_TIME: Duration = Duration::from_secs(20);
-/// Budget: total time for which all servers of a device may block threads. It is a fraction (numerator, denominator) of the time limit for
-/// draining, and refills slowly.
+/// Budget: total time for which all servers of a device may block threads. The value is a multiple (numerator, denominator) of the time
+/// limit for draining. A used budget refills slowly.
 const BUDGET: (u32, u32) = (3, 2);
 /// Divisor for the free time of an answer. If an answer takes at most 1/`FREE` of an operation's time limit, the budget is not charged. If
-/// it takes longer, only the additional time is charged.
+/// the answer takes longer, only the additional time is charged.
 const FREE: u32 = 50;
 
 /// `VHOST_USER_IOTLB_MSG`.
@@ -49,7 +49,7 @@ const NEED_REPLY: u32 = 1 << 3;
 /// Size of a header in bytes.
 const HEADER: usize = 12;
 
-/// Size of a queue and addresses of its rings, as the driver set them. Behind the virtio-iommu, the addresses are IOVAs.
+/// Size of a queue and addresses of its rings, as set by the driver. Behind the virtio-iommu, the addresses are IOVAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rings {
     pub(super) size: u16,
@@ -58,9 +58,10 @@ pub(super) struct Rings {
     pub(super) used: u64,
 }
 
-/// Memory region that is part of a file.
+/// Memory region that is backed by a part of a file.
 pub(super) struct FileRegion {
-    /// Address under which the server knows the region. The server gets it as both the user address and the guest-physical address.
+    /// Address of the region in the server's memory table. The server receives this address as the user address and as the guest-physical
+    /// address.
     pub(super) address: u64,
     /// Size in bytes.
     pub(super) len: u64,
@@ -91,7 +92,7 @@ impl Times {
         Self { drain: TIME, other: TIME }
     }
 
-    /// Returns the common budget of all servers of a device. A server that reconnects gets no new budget.
+    /// Returns the common budget of all servers of a device. The next server after a loss gets no new budget.
     pub(super) fn budget(self) -> Arc<Mutex<Budget>> {
         let budget = Budget::new(self.drain * BUDGET.0 / BUDGET.1, self.other / FREE, Instant::now());
         Arc::new(Mutex::new(budget))
@@ -108,7 +109,7 @@ pub(super) struct Connection {
     peer: Peer,
     /// Common budget of all servers of the device.
     budget: Arc<Mutex<Budget>>,
-    /// Reason why the server is gone. `None` if it is not gone.
+    /// Reason why the server is gone. `None` if the server is not gone.
     gone: Option<String>,
     /// True if the server closed the connection.
     left: bool,
@@ -181,7 +182,7 @@ impl Connection {
         ServerError::Gone(self.gone.get_or_insert(reason).clone())
     }
 
-    /// Returns the reason why the server is gone, or `None` if it is not gone.
+    /// Returns the reason why the server is gone, or `None` if the server is not gone.
     pub(super) fn gone(&self) -> Option<&str> {
         self.gone.as_deref()
     }
@@ -191,7 +192,7 @@ impl Connection {
         self.left
     }
 
-    /// Returns the time limit of an operation, without the draining of queues.
+    /// Returns the time limit of an operation. The draining of queues has its own limit.
     pub(super) fn time(&self) -> Duration {
         self.times.other
     }
@@ -202,7 +203,7 @@ impl Connection {
         self.short("GET_FEATURES", |server| server.get_features())
     }
 
-    /// Negotiates those protocol features of `wanted` that the server supports. Returns the negotiated features.
+    /// Negotiates the protocol features of `wanted` that the server supports. Returns the negotiated features.
     pub(super) fn agree(
         &mut self,
         wanted: VhostUserProtocolFeatures,
@@ -211,7 +212,7 @@ impl Connection {
         let agreed = has & wanted;
         self.short("SET_PROTOCOL_FEATURES", |server| server.set_protocol_features(agreed))?;
         if agreed.contains(VhostUserProtocolFeatures::REPLY_ACK) {
-            // From here on, the server acknowledges each request, so refusals are detected.
+            // From here on, the server acknowledges each request, so the front end detects refused requests.
             self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         }
         Ok(agreed)
@@ -241,7 +242,7 @@ impl Connection {
         self.short("SET_CONFIG", |server| server.set_config(offset, VhostUserConfigFlags::empty(), value))
     }
 
-    /// Sends the server one end of the channel on which the server sends requests.
+    /// Sends the server its end of the channel on which the server sends requests.
     pub(super) fn set_back_channel(&mut self, end: &impl AsRawFd) -> Result<(), ServerError> {
         self.short("SET_BACKEND_REQ_FD", |server| server.set_backend_request_fd(end))
     }
@@ -256,7 +257,7 @@ impl Connection {
         self.short("RESET_DEVICE", VhostUserFrontend::reset_device)
     }
 
-    /// Replaces the server's memory table by these regions of RAM.
+    /// Replaces the server's memory table with these regions of RAM.
     pub(super) fn set_memory(&mut self, regions: &[&RamRegion]) -> Result<(), ServerError> {
         let regions = regions.iter().map(|region| describe(region)).collect::<Result<Vec<_>, _>>()?;
         self.short("SET_MEM_TABLE", |server| server.set_mem_table(&regions).map(drop))
@@ -321,7 +322,7 @@ impl Connection {
         self.short("SET_INFLIGHT_FD", |server| server.set_inflight_fd(inflight, file.as_raw_fd()))
     }
 
-    /// Sets up a queue. The server starts at element `next` of its available ring.
+    /// Sets up a queue. The server starts at element `next` of the queue's available ring.
     pub(super) fn set_queue(&mut self, index: u16, rings: &Rings, next: u16) -> Result<(), ServerError> {
         let place = usize::from(index);
         let addresses = VringConfigData {
@@ -357,7 +358,8 @@ impl Connection {
         self.short("SET_VRING_ENABLE", |server| server.set_vring_enable(index.into(), on))
     }
 
-    /// Stops a queue. Returns the index of the next element of its available ring. When this function returns, no element is half served.
+    /// Stops a queue. Returns the index of the next element of the queue's available ring. When this function returns, no element is half
+    /// served.
     pub(super) fn stop_queue(&mut self, index: u16) -> Result<u16, ServerError> {
         let next = self.call("GET_VRING_BASE", self.times.drain, |server| server.get_vring_base(index.into()))?;
         u16::try_from(next).map_err(|_| self.give_up(format!("answers GET_VRING_BASE with {next} (maximum 65535)")))

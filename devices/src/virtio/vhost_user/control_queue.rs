@@ -18,7 +18,7 @@ use crate::virtio::net::{Control, Pairs, control_queue};
 use crate::virtio::{Driver, QueueState};
 use crate::worker::Worker;
 
-/// Server of the device, which gets the number of queue pairs.
+/// Server of the device, as the receiver of the number of queue pairs.
 struct Server {
     id: String,
     shared: Arc<Shared>,
@@ -30,7 +30,7 @@ impl Pairs for Server {
     }
 
     fn set_pairs(&self, pairs: u16) -> io::Result<()> {
-        // The session sends a request for each queue. All these requests share the time limit of one operation.
+        // The session sends a request for each queue. All requests of this call share the time limit of one operation.
         let _operation = Operation::begin();
         self.shared.session_first().set_pairs(pairs).map_err(io::Error::other)
     }

@@ -82,7 +82,7 @@ impl VhostUserDevice {
         self.shared.session_first().add_ram(region)
     }
 
-    /// Takes a region of RAM back from the server, because adding it to the guest failed.
+    /// Removes a region of RAM from the server, because the region could not be added to the guest.
     pub fn take_ram(&self, region: &RamRegion) {
         self.shared.session_first().take_ram(region);
     }
@@ -159,7 +159,7 @@ impl VirtioDevice for VhostUserDevice {
     }
 
     fn pause(&self) {
-        // Pause the control queue first, so that no command of the driver is half done.
+        // Pause the control queue first, so that the pause does not interrupt a command of the driver.
         self.control.iter().for_each(ControlQueue::pause);
         self.shared.session_first().pause();
     }

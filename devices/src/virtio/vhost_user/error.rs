@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Error of a vhost-user server, or of a request to it.
+/// Error of a vhost-user server, or of a request to a vhost-user server.
 #[derive(Debug, Error)]
 pub enum ServerError {
     /// No server accepts a connection at the socket.
@@ -40,7 +40,7 @@ pub enum ServerError {
 }
 
 impl ServerError {
-    /// Returns the error text without its subject "the vhost-user server".
+    /// Returns the error text without the subject "the vhost-user server".
     pub(super) fn reason(&self) -> String {
         let text = self.to_string();
         text.strip_prefix("the vhost-user server ").map_or(text.clone(), str::to_string)

@@ -4,7 +4,7 @@
 
 use vmm_sys_util::eventfd::EventFd;
 
-/// Eventfds of a queue. The server has copies of both.
+/// Eventfds of a queue. The server has copies of both eventfds.
 pub(super) struct QueueEvents {
     /// Eventfd that notifies the server of new buffers.
     pub(super) kick: EventFd,

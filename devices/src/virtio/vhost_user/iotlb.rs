@@ -12,11 +12,11 @@ pub(super) const BYTES: usize = 32;
 pub(super) enum Kind {
     /// The server needs a translation.
     Miss,
-    /// The server gets a translation.
+    /// The front end sends the server a translation.
     Update,
     /// The server must drop its translations of a range.
     Invalidate,
-    /// The server denied an access by itself.
+    /// The server has already denied an access.
     AccessFail,
 }
 
@@ -49,7 +49,7 @@ impl Iotlb {
         bytes
     }
 
-    /// Decodes a message of a server. Returns `None` if the bytes are not such a message.
+    /// Decodes a message of a server. Returns `None` if the bytes are not a message about translations.
     pub(super) fn from_bytes(bytes: &[u8; BYTES]) -> Option<Self> {
         let number = |place: usize| {
             let mut number = [0; 8];

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Notifications (kicks) from this process to the server. They are rare, because KVM usually writes the eventfd for a driver's notification.
+//! Notifications (kicks) from this process to the server. Such notifications are rare, because KVM usually writes the eventfd for a
+//! driver's notification.
 //!
 //! A server can fill the counter of an eventfd and clear `O_NONBLOCK`, which is a flag of the shared open file. A write then blocks. So a
-//! separate thread writes, and no other thread waits for it. In the worst case this thread blocks until the process ends.
+//! separate thread writes the eventfd, and no other thread waits for this thread. In the worst case, the separate thread blocks until the
+//! process ends.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -26,7 +28,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Handle of the thread. Dropping the handle tells the thread to end, without waiting for it.
+/// Handle of the thread. Dropping the handle tells the thread to end, but does not wait for the thread.
 pub(super) struct Kicker(Arc<Shared>);
 
 impl Kicker {

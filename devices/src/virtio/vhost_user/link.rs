@@ -25,7 +25,8 @@ use crate::sync::lock;
 const START_TIME: Duration = Duration::from_secs(2);
 /// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Divisor for a spent budget: the budget counts as spent when it allows less than 1/`SPENT` of an operation's time limit.
+/// Divisor of the limit below which a budget is spent. A budget is spent when the remaining time is less than 1/`SPENT` of an operation's
+/// time limit.
 const SPENT: u32 = 10;
 
 /// Address of a device's server, and the requirements of the device.
@@ -35,7 +36,7 @@ pub(super) struct Address {
     path: PathBuf,
     pub(super) model: Model,
     times: Times,
-    /// Time for which all servers of the device together may block threads.
+    /// Budget: time for which all servers of the device together may block threads.
     budget: Arc<Mutex<Budget>>,
     /// True if the device is behind the virtio-iommu.
     translated: bool,
@@ -87,7 +88,8 @@ impl Address {
         let watched = socket.try_clone().map_err(host)?;
         let queues = self.model.queues.len();
         let mut connection = Connection::new(&self.id, socket, queues, self.times, self.budget.clone())?;
-        // The thread that creates the device waits for this negotiation. So does a thread that removes the device during a reconnection.
+        // Two threads may wait for this negotiation: a thread that creates the device, and a thread that removes the device during a
+        // reconnection. The time limit of one operation therefore covers the whole negotiation.
         let _operation = Operation::begin();
         let offer = Offer::agree(&mut connection, &self.model, self.translated)?;
         let mut back_channel = None;

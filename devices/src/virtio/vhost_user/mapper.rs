@@ -2,12 +2,12 @@
 
 //! I/O address space of a vhost-user device behind the virtio-iommu.
 //!
-//! The server has the file descriptors of all guest RAM. It asks for a translation before it accesses memory, and it drops the
-//! translation before the UNMAP request completes. This protects the guest from mistakes of its drivers and of the device, but not from
-//! a malicious server. For protection from a malicious server too, use a vfio-user device.
+//! The server has the file descriptors of all guest RAM. It asks for a translation before it accesses memory, and it drops the translation
+//! before the UNMAP request completes. This protects the guest from mistakes of its drivers and of the device, but not from a malicious
+//! server. A vfio-user device also protects the guest from a malicious server.
 //!
-//! For the server, each mapped window chunk is a separate memory region. A file that the guest sees as device memory is also a separate
-//! region, while part of the file is mapped.
+//! For the server, each mapped window chunk is a separate memory region. A file that backs guest-visible device memory is also a separate
+//! region, as long as a part of the file is mapped.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -42,8 +42,8 @@ impl VhostUserMapper {
         Self { table: MapperTable(table), shared, devices: BTreeMap::new() }
     }
 
-    /// Connects the table with windows and with devices whose memory can be mapped. Call this before the virtio-iommu gets the mapper. See
-    /// [`DmaTable::connect`].
+    /// Connects the table to the window memory, and to the device memory that the guest can map. Call this before the virtio-iommu gets the
+    /// mapper. See [`DmaTable::connect`].
     pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         self.table.connect(windows, devices);
     }
@@ -51,9 +51,9 @@ impl VhostUserMapper {
     /// Sends the server a window chunk.
     fn give_chunk(&self, index: u32, len: u64) -> Result<(), MapError> {
         let windows = self.table.windows().ok_or(MapError::NoResources)?;
-        // A server maps each region for reads and writes. The translation limits the permissions, as for RAM.
+        // A server maps each region for reads and writes. As for RAM, the translation limits the server's access.
         let file = windows.hand_out(index, Permissions::READ | Permissions::WRITE)?;
-        // If the windows hand out no file for this chunk, the driver works without the chunk.
+        // If no file is available for this chunk, the driver works without the chunk.
         let file = file.ok_or(MapError::NoResources)?;
         let region = RegionName::Chunk(index);
         self.shared.session_first().add_region(region, len, FilePart::whole(file.into())).map_err(|error| match error {
@@ -63,7 +63,7 @@ impl VhostUserMapper {
     }
 
     /// Sends the server the backing file of the device memory that is mapped at `iova`. If no file backs the memory, or the server supports
-    /// no more regions, the server gets no translation. Its accesses are then reported as faults.
+    /// no more regions, the server gets no translation. Accesses of the device are then reported as faults.
     fn give_device(&mut self, iova: u64, len: u64) -> Result<(), MapError> {
         let Some(device) = self.table.device_at(iova) else { return Ok(()) };
         let range = device.host();
@@ -103,7 +103,7 @@ impl DmaMapper for VhostUserMapper {
             _ => self.give_device(iova, len),
         };
         given.inspect_err(|_| {
-            // This cannot fail: the mapping was just inserted. The server has no translation of it.
+            // This cannot fail: the mapping was just inserted. The server has no translation of the mapping.
             let _ = self.table.remove(iova, len, |_, _| {});
         })
     }

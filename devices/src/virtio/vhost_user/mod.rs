@@ -14,9 +14,9 @@
 //! * `fs`, `block` and `net` describe the device types. The front end itself serves the control queue of a network card
 //!   (`control_queue`).
 //!
-//! Behind the virtio-iommu, the server uses IOVAs. It asks for translations on the `back_channel`. The engine maps and unmaps through
-//! `mapper`. `translation` tracks the translations that the server has. The front end sends and invalidates translations under the
-//! session's lock, and `precedence` decides which thread gets this lock first.
+//! Behind the virtio-iommu, the server uses IOVAs. The server asks for translations on the `back_channel`. The engine maps and unmaps
+//! through `mapper`. `translation` tracks the translations that the server has. The front end sends and invalidates translations under the
+//! session's lock, and `precedence` decides which thread takes this lock first.
 
 mod back_channel;
 mod block;
@@ -63,7 +63,7 @@ use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 use crate::ram::Ram;
 use crate::sandbox::{Call, ThreadRole, calls};
 
-/// Calls that create a socket pair. The server gets one end of the pair.
+/// System calls that create a socket pair. The front end sends one end of the pair to the server.
 const SOCKET_PAIRS: &[Call] = &[calls::unix_stream(libc::SYS_socketpair)];
 
 /// Role of the threads of a device:
@@ -83,7 +83,7 @@ pub struct VhostUserParams {
     pub model: Model,
     /// Guest RAM, backed by shareable files. The server gets all RAM.
     pub ram: Arc<Ram>,
-    /// Mappings of the same RAM, if the device is behind the virtio-iommu.
+    /// Mappings of guest RAM for the device, if the device is behind the virtio-iommu.
     pub table: Option<Arc<DmaTable>>,
     /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
@@ -103,7 +103,7 @@ pub struct VhostUser {
     pub mapper: Option<VhostUserMapper>,
 }
 
-/// Error of the creation of a vhost-user device.
+/// Error when a vhost-user device is created.
 #[derive(Debug, Error)]
 pub enum VhostUserError {
     /// The server is unusable.

@@ -25,9 +25,9 @@ pub(super) enum ConfigSource {
 /// Reaction of a device to the loss of its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OnLoss {
-    /// The device fails until its driver resets it, because the server had state of its own.
+    /// The device fails until its driver resets it, because the lost server had state that the next server does not have.
     Fail,
-    /// The device continues with the next server. If requests were in flight, this needs a server that records them
+    /// The device continues with the next server. If requests were in flight, the device continues only if the servers record requests
     /// (`VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD`). Otherwise the device fails.
     GoOn,
     /// The device continues with the next server. Packets in flight are lost, as on a wire.
@@ -45,8 +45,8 @@ pub struct Model {
     pub(super) own_features: u64,
     /// Size of each queue that the server serves.
     pub(super) queues: Vec<u16>,
-    /// Number of queue pairs, for a network card with more than one. Such a card has a control queue after the pairs. The front end serves
-    /// this queue.
+    /// Number of queue pairs, if the device is a network card with more than one pair. The card then has a control queue after the pairs.
+    /// The front end serves the control queue.
     pub(super) pairs: Option<u16>,
     pub(super) config: ConfigSource,
     pub(super) on_loss: OnLoss,

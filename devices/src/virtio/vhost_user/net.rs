@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Network card (virtio 1.4, section 5.1) whose packets a server moves, such as DPDK or passt. The front end has the card's configuration
-//! and serves the card's control queue.
+//! Network card (virtio 1.4, section 5.1). A server, such as DPDK or passt, moves the card's packets. The front end has the card's
+//! configuration and serves the card's control queue.
 
 use super::model::{ConfigSource, Model, OnLoss};
 use crate::virtio::net::spec::{
@@ -14,7 +14,7 @@ use crate::virtio::net::spec::{
 pub struct ServedNet {
     /// MAC address.
     pub mac: [u8; 6],
-    /// Maximum packet size in bytes, without the Ethernet header. `None` if the driver does not get this limit.
+    /// Maximum packet size in bytes, without the Ethernet header. `None` if the card does not report a limit to the driver.
     pub mtu: Option<u16>,
     /// Number of queue pairs, at least 1.
     pub pairs: u16,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Capabilities of a server, and the negotiation after the connection.
+//! Capabilities of a server, and the negotiation after the front end has connected to the server.
 
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
@@ -12,8 +12,8 @@ use super::spec::{ACCESS_PLATFORM, PROTOCOL_FEATURES, RING_FEATURES, VERSION_1};
 /// Number of memory regions that every server supports.
 pub(super) const BASE_REGIONS: usize = 8;
 
-/// Protocol features that a server needs behind the virtio-iommu: it must request translations, confirm invalidations, and accept chunks
-/// of windows as regions.
+/// Protocol features that a server needs behind the virtio-iommu: the server must request translations, confirm invalidations, and accept
+/// window chunks as memory regions.
 const TRANSLATIONS: [(Protocol, &str); 3] = [
     (Protocol::BACKEND_REQ, "VHOST_USER_PROTOCOL_F_BACKEND_REQ"),
     (Protocol::REPLY_ACK, "VHOST_USER_PROTOCOL_F_REPLY_ACK"),

@@ -2,9 +2,9 @@
 
 //! Precedence of threads that wait for the same lock.
 //!
-//! A server may send an endless stream of requests, for translations or because its configuration has changed. Each request takes the
-//! session's lock for a moment. A thread that needs the lock for an UNMAP or a pause could lose the race every time. So the watcher thread,
-//! which serves the server's requests, lets such threads go first.
+//! A server may send an endless stream of requests for translations, or of reports that its configuration has changed. Each request takes
+//! the session's lock for a moment. A thread that needs the lock for an UNMAP or a pause could lose the race every time. So the watcher
+//! thread, which serves the server's requests, lets such threads go first.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use crate::sync::lock;
 
-/// Maximum time for which a thread lets others go first. Many of the others are vCPU threads. Without a limit, the guest could block the
-/// server for ever.
+/// Maximum time for which a thread lets other threads go first. Many of the other threads are vCPU threads. Without a limit, the guest
+/// could block the server for ever.
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// Precedence for a lock. See the module.
@@ -23,10 +23,10 @@ pub(super) struct Precedence {
     none: Condvar,
 }
 
-/// Registration of a thread that goes first. It ends when the value is dropped.
+/// Registration of a thread that goes first. The registration ends when the value is dropped.
 struct First<'p>(&'p Precedence);
 
-/// Guard of a lock whose holder goes first.
+/// Lock guard of a thread that goes first.
 pub(super) struct FirstGuard<'p, T> {
     /// Declared before `_first`, so the lock is released before the registration ends.
     guard: MutexGuard<'p, T>,
@@ -54,7 +54,7 @@ impl Precedence {
         FirstGuard { guard: lock(mutex), _first: first }
     }
 
-    /// Locks `mutex` for a caller that lets others go first.
+    /// Locks `mutex` for a caller that lets other threads go first.
     pub(super) fn lock_last<'p, T>(&self, mutex: &'p Mutex<T>) -> MutexGuard<'p, T> {
         self.give();
         lock(mutex)

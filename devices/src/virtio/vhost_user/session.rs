@@ -2,7 +2,7 @@
 
 //! State of a device between its driver and its server: the running queues, and the requests that start and stop them.
 //!
-//! One lock protects the whole session. A thread holds the lock while it waits for an answer of the server, and this time is limited.
+//! One lock protects the whole session. A thread holds the lock while it waits for an answer of the server, for a limited time.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -40,7 +40,7 @@ pub(super) struct Link {
 /// Queue that the driver has set up.
 struct ActiveQueue {
     rings: Rings,
-    /// Position in the rings at the last stop.
+    /// Position in the rings when the queue was last stopped.
     state: QueueState,
     /// True if the server serves the queue.
     runs: bool,
@@ -126,7 +126,7 @@ impl Session {
         }
     }
 
-    /// Stops queue `index`. Returns the position at the stop, or `None` if the queue was not started.
+    /// Stops queue `index`. Returns the queue's position after the stop, or `None` if the queue was not started.
     pub(super) fn stop(&mut self, index: u16) -> Option<QueueState> {
         let stopped = self.halt_queue(index);
         self.note(stopped);
@@ -167,7 +167,7 @@ impl Session {
                 self.count(&error);
                 Err(error)
             }
-            // After a loss, the next server gets the number from `self.pairs`.
+            // If the server was lost, the next server gets the number from `self.pairs`.
             _ => Ok(()),
         }
     }
@@ -225,7 +225,7 @@ impl Session {
         }
     }
 
-    /// Takes a region of RAM back from the server, because adding it to the guest failed.
+    /// Removes a region of RAM from the server, because the region could not be added to the guest.
     pub(super) fn take_ram(&mut self, region: &RamRegion) {
         let sent = self.sent.remove(&region.start_addr().raw_value());
         let slots = self.link.as_mut().filter(|link| sent && link.offer.has(Protocol::CONFIGURE_MEM_SLOTS));
@@ -248,13 +248,13 @@ impl Session {
         })
     }
 
-    /// Reports an access that the server denied by itself.
+    /// Reports an access that the server has denied.
     pub(super) fn stopped(&mut self, iova: u64, access: Permissions) {
         self.translation.iter_mut().for_each(|translation| translation.report(iova, access));
     }
 
-    /// Asks the server to drop its translations of a range that is already blocked in the table. If the server does not confirm this within
-    /// its time limit, counted from `begin`, the connection is closed and the device fails.
+    /// Asks the server to drop its translations of a range that is already blocked in the table. The time limit starts at `begin`. If the
+    /// server does not confirm in time, the connection is closed and the device fails.
     pub(super) fn forget(&mut self, iova: u64, len: u64, begin: Instant) -> Result<(), ServerError> {
         let (Some(translation), Some(link)) = (&mut self.translation, &mut self.link) else { return Ok(()) };
         let connection = &mut link.connection;
@@ -282,15 +282,15 @@ impl Session {
         added.inspect_err(|error| self.count(error))
     }
 
-    /// Removes one use of a memory region. The server loses the region with its last use.
+    /// Removes one use of a memory region. When the last use ends, the region is removed from the server.
     pub(super) fn take_region(&mut self, name: RegionName) {
         let Some(translation) = &mut self.translation else { return };
         let taken = translation.take_region(self.link.as_mut().map(|link| &mut link.connection), name);
         self.note(taken);
     }
 
-    /// Re-reads the device configuration from the server. Returns `None` if the server does not send it, or if the front end itself has the
-    /// configuration.
+    /// Re-reads the device configuration from the server. Returns `None` if the server does not send the configuration, or if the front end
+    /// itself has the configuration.
     pub(super) fn read_config(&mut self) -> Option<Vec<u8>> {
         let link = self.link.as_mut().filter(|_| self.model.asks_for_config())?;
         let config = offer::read_config(&mut link.connection, &self.model);
@@ -485,8 +485,8 @@ impl Session {
         }
     }
 
-    /// Handles an error. If the server is gone, the watcher's thread handles this and looks for another server. After any other error the
-    /// device fails, because the server would refuse the same request again.
+    /// Handles an error. If the server is gone, the watcher's thread handles the loss and connects to another server. After any other error
+    /// the device fails, because the server would refuse the same request again.
     fn note(&mut self, result: Result<(), ServerError>) {
         let Err(error) = result else { return };
         self.count(&error);

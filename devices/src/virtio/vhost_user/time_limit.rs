@@ -2,8 +2,8 @@
 
 //! Time limit for the answers of a server.
 //!
-//! The calls of the `vhost` crate wait as long as the socket is open. After a timeout of the socket they just retry. So a thread shuts
-//! the socket down when the time is over, and the call fails.
+//! The calls of the `vhost` crate wait as long as the socket is open. After a timeout of the socket, the crate retries the call. So a
+//! separate thread shuts the socket down when the time limit is over, and the call fails.
 
 use std::io;
 use std::net::Shutdown;
@@ -56,7 +56,7 @@ impl Shared {
     }
 }
 
-/// Thread that limits the time of calls on one socket. Dropping the value ends the thread and leaves the socket open.
+/// Thread that limits the duration of calls on one socket. Dropping the value ends the thread and leaves the socket open.
 pub(super) struct TimeLimit {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -71,7 +71,7 @@ impl TimeLimit {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Runs `call`. If it takes longer than `time`, the socket is shut down, so that `call` fails. Only one call may run at a time.
+    /// Runs `call`. If `call` takes longer than `time`, the socket is shut down, so that `call` fails. Only one call may run at a time.
     pub(super) fn during<R>(&self, time: Duration, call: impl FnOnce() -> R) -> R {
         lock(&self.shared.state).until = Some(Instant::now() + time);
         self.shared.changed.notify_all();

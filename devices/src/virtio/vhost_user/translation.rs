@@ -16,12 +16,12 @@ use crate::dma::{Backing, DmaTable};
 
 /// First address of window chunks in the server's memory table. It is above all guest-physical addresses (52 bits).
 const CHUNKS: u64 = 1 << 56;
-/// First address of device memory in the server's memory table. It is above all chunks. The address of the memory in this process is added
-/// to it. Such an address has 47 bits, or 56 bits with five levels of page tables.
+/// First address of device memory in the server's memory table. It is above all chunks. The address of a region is this constant plus the
+/// address of the memory in this process, which has 47 bits (56 bits with five levels of page tables).
 const DEVICES: u64 = 1 << 57;
-/// Maximum number of denied accesses that are reported to a driver.
+/// Maximum number of denied accesses that are reported to one driver.
 const REPORTS: usize = 64;
-/// Page size for reports. Denied accesses to the same page count as one.
+/// Page size for reports. Several denied accesses to one page are reported as one access.
 const PAGE: u64 = 4096;
 
 /// Name of a region that is not RAM.
@@ -81,7 +81,7 @@ impl Translation {
         Self { table, sent: BTreeMap::new(), regions: BTreeMap::new(), reported: Vec::new() }
     }
 
-    /// Sends the server the translation that `access` to `iova` needs. If no mapping allows the access, reports this to the guest and
+    /// Sends the server the translation that `access` to `iova` needs. If no mapping allows the access, reports the access to the guest and
     /// returns false. Also returns false, without a report, if the server does not have the mapping's region.
     pub(super) fn answer(
         &mut self,
@@ -121,7 +121,7 @@ impl Translation {
         }
     }
 
-    /// Forgets the reports, because the next driver must get its own reports.
+    /// Forgets which accesses were reported, because the next driver must get its own reports.
     pub(super) fn reset(&mut self) {
         self.reported.clear();
     }
@@ -144,8 +144,8 @@ impl Translation {
         Ok(())
     }
 
-    /// Adds a use of a region of `len` bytes. For its first use, sends the region over `connection`. Without a connection, the server gets
-    /// the region when it gets RAM.
+    /// Adds a use of a region of `len` bytes. For its first use, sends the region over `connection`. Without a connection, the next server
+    /// gets the region together with the RAM.
     ///
     /// `has` is the number of the server's RAM regions, and `most` is the maximum number of all its regions.
     pub(super) fn add_region(
@@ -176,7 +176,7 @@ impl Translation {
         Ok(())
     }
 
-    /// Removes a use of a region. After its last use, takes the region back from the server.
+    /// Removes a use of a region. After the last use, removes the region from the server.
     pub(super) fn take_region(
         &mut self,
         connection: Option<&mut Connection>,

@@ -29,7 +29,7 @@ use crate::throttle::Throttle;
 
 /// Pause between two attempts to connect to a server.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// Pause between two attempts if the server is unusable, or if the time budget is spent.
+/// Pause between two attempts to connect if the server is unusable, or if the servers' time budget is spent.
 const LOOK_LATER: Duration = Duration::from_secs(5);
 
 /// State that the thread and the device share.
@@ -150,8 +150,8 @@ impl Watch {
         self.next_look = Instant::now() + pause;
     }
 
-    /// True if it is time to connect to a server. A lost server can still write eventfds and so wake this thread. Because of the time
-    /// check, such a wake-up causes no earlier attempt.
+    /// True if it is time to connect to a server. A lost server can still write eventfds and so wake this thread. The check of the time
+    /// prevents an early attempt after such a wake-up.
     fn is_to_look(&self) -> bool {
         self.socket.is_none() && Instant::now() >= self.next_look
     }
@@ -194,7 +194,8 @@ impl Watch {
                 (self.socket, self.back_channel) = (Some(socket), back_channel);
                 let config = link.offer.config.clone();
                 let changed = std::mem::replace(&mut *lock(&self.shared.config), config.clone()) != config;
-                // All these requests share the time limit of one operation. So no thread waits longer than this limit for the session.
+                // All requests to the new server share the time limit of one operation. So no thread waits longer than this limit for the
+                // session.
                 let _operation = Operation::begin();
                 let mut session = self.shared.session_last();
                 session.adopt(link);
@@ -214,7 +215,7 @@ impl Watch {
 
     fn serve_back_channel(&mut self) {
         let Some(channel) = &mut self.back_channel else { return };
-        // Serve one request at a time, so that threads that wait for the session get a chance in between.
+        // Serve one request at a time. Between two requests, threads that wait for the session can lock it.
         let done = match channel.take() {
             Request::None => return,
             Request::End => {

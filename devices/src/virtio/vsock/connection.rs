@@ -12,7 +12,7 @@ use super::credit::{BUF_ALLOC, Credit};
 use super::packet::Header;
 use super::spec::{op, shutdown};
 
-/// Maximum data bytes in a packet for the guest.
+/// Maximum number of data bytes in a packet for the guest.
 pub(super) const MOST_DATA: usize = 64 << 10;
 
 /// Stage of a connection.
@@ -44,7 +44,7 @@ pub(super) enum Fate {
 /// Connection. No method blocks.
 pub(super) struct Connection {
     stage: Stage,
-    /// Socket of the host. `None` once no data can pass through it any more.
+    /// Socket of the host. `None` when no more data can pass through the socket.
     socket: Option<OwnedFd>,
     credit: Credit,
     /// Bytes from the guest that the socket has not accepted yet, at most [`BUF_ALLOC`].
@@ -63,13 +63,13 @@ pub(super) struct Connection {
     guest_shut: u32,
     /// Directions that the device has shut down on the socket.
     socket_shut: u32,
-    /// Directions that this side has announced to the guest as shut down.
+    /// Directions that the device has announced to the guest as shut down.
     sent_shut: u32,
     /// True if the guest has requested a credit update.
     update_due: bool,
-    /// True if the guest was asked for a credit update since it last had room.
+    /// True if the device has requested a credit update since the guest's buffer last had room.
     requested_room: bool,
-    /// True if the connection waits for its turn to send a packet to the guest.
+    /// True if the connection is in the hub's list of connections that wait to send a packet to the guest.
     pub(super) queued: bool,
 }
 
@@ -113,7 +113,7 @@ impl Connection {
         self.hung_up |= hung_up;
         match self.stage {
             Stage::ToRequest if hung_up => Fate::Ends,
-            // The client has given up waiting.
+            // The host client has closed its socket while it waited for the guest's answer.
             Stage::Asked if hung_up => Fate::Reset,
             _ => {
                 self.send_kept();
@@ -123,7 +123,7 @@ impl Connection {
     }
 
     /// Handles a packet of the guest. `data` is the packet's data, or empty if the packet has more than [`BUF_ALLOC`] bytes. When the guest
-    /// accepts a host client's connection, the client gets `host_port` in the line `OK <port>`.
+    /// accepts a host client's connection, the device sends `host_port` to the client in the line `OK <port>`.
     pub(super) fn receive(&mut self, header: &Header, data: &[u8], host_port: u32) -> Fate {
         self.credit.hear(header);
         self.requested_room &= self.credit.left() == 0;
@@ -149,7 +149,7 @@ impl Connection {
     fn open(&mut self, host_port: u32) -> Fate {
         self.stage = Stage::Open;
         let line = format!("OK {host_port}\n");
-        // Nothing was sent on the socket before. So the socket has room for the line, unless the client is gone.
+        // This line is the first data on the socket. So the socket has room for the line, unless the client has closed it.
         if self.send(line.as_bytes()) == line.len() { Fate::Goes } else { Fate::Reset }
     }
 
@@ -222,7 +222,7 @@ impl Connection {
                 && let Some(socket) = &self.socket
             {
                 self.socket_shut |= flag;
-                // The call fails if the other side is gone. An event of the socket reports that case.
+                // The call fails if the other side has closed its socket. An event of the socket reports this case.
                 let _ = rustix::net::shutdown(socket.as_fd(), how);
             }
         };
@@ -235,7 +235,7 @@ impl Connection {
 
     /// Returns the directions to shut down, because the host's side sends or accepts no more data.
     fn to_shut(&self) -> u32 {
-        // If the guest receives no more data, the socket need not be read to its end.
+        // If the guest receives no more data, the device need not read the socket to its end.
         let ended = self.ended || self.hung_up && self.guest_shut & shutdown::RECEIVE != 0;
         let through = self.guest_shut & shutdown::SEND != 0 && self.kept.is_empty();
         let send = if ended { shutdown::SEND } else { 0 };
@@ -251,7 +251,7 @@ impl Connection {
             && self.guest_shut & shutdown::RECEIVE == 0
     }
 
-    /// Returns true if there is or may be a packet for the guest.
+    /// Returns true if the connection has a packet for the guest, or may have one.
     pub(super) fn has_output(&self) -> bool {
         match self.stage {
             Stage::ToRequest | Stage::ToAnswer => true,
@@ -265,8 +265,9 @@ impl Connection {
         }
     }
 
-    /// Returns the next packet for the guest, or `None` if there is no packet now. `room` is the size of the guest's buffer after the
-    /// header, at least one byte. The data goes to the start of `scratch`, which has [`MOST_DATA`] bytes. The caller sets CIDs and ports.
+    /// Returns the next packet for the guest, or `None` if no packet is ready. `room` is the size of the guest's buffer after the header,
+    /// at least one byte. The function writes the packet's data to the start of `scratch`, which has [`MOST_DATA`] bytes. The caller sets
+    /// CIDs and ports.
     pub(super) fn next(&mut self, room: usize, scratch: &mut [u8]) -> Option<Header> {
         let mut header = self.choose(room, scratch)?;
         self.credit.announce(&mut header);
@@ -317,7 +318,7 @@ impl Connection {
         if update { of(op::CREDIT_UPDATE) } else { None }
     }
 
-    /// Reads data from the socket. Returns 0 if the socket has no data now or has ended.
+    /// Reads data from the socket. Returns 0 if the socket has no data now, or if its stream has ended.
     fn read(&mut self, most: usize, scratch: &mut [u8]) -> u32 {
         let most = most.min(scratch.len());
         while let Some(socket) = &self.socket {
@@ -326,7 +327,7 @@ impl Connection {
                 Ok((_, read)) => return u32::try_from(read).unwrap_or(0),
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => self.readable = false,
-                // The other side has closed its socket with unread data.
+                // The other side has closed its socket without reading all data.
                 Err(_) => (self.ended, self.hung_up, self.deaf) = (true, true, true),
             }
             break;

@@ -6,7 +6,7 @@ use std::num::Wrapping;
 
 use super::packet::Header;
 
-/// Maximum bytes from the guest that a connection keeps while the host's side does not accept them.
+/// Maximum number of bytes from the guest that a connection keeps until the host's side accepts them.
 pub(super) const BUF_ALLOC: usize = 128 << 10;
 const BUF_ALLOC_32: u32 = 128 << 10;
 
@@ -28,13 +28,13 @@ pub(super) struct Credit {
 }
 
 impl Credit {
-    /// Reads the state of the guest's buffer from a packet of the guest.
+    /// Stores the state of the guest's buffer, as stated in a packet of the guest.
     pub(super) fn hear(&mut self, header: &Header) {
         self.guest_alloc = header.buf_alloc;
         self.guest_forwarded = Wrapping(header.fwd_cnt);
     }
 
-    /// Returns the free bytes of the guest's buffer.
+    /// Returns the number of free bytes in the guest's buffer.
     pub(super) fn left(&self) -> usize {
         let under_way = (self.sent - self.guest_forwarded).0;
         // The cast is lossless, because Carom runs only on 64-bit hosts.
@@ -55,7 +55,7 @@ impl Credit {
     }
 
     /// Returns true if a credit update is due: more than half of the guest's credit is used up, and the host's side has accepted enough
-    /// bytes. So the guest gets new credit before it runs out of credit.
+    /// bytes. So the guest receives new credit before its credit is used up.
     pub(super) fn needs_announcement(&self) -> bool {
         let (taken_up, news) = ((self.received - self.announced).0, (self.forwarded - self.announced).0);
         let drained = self.forwarded == self.received;

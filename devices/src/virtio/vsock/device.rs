@@ -25,11 +25,11 @@ pub const ROLE: ThreadRole = ThreadRole { name: "vsock", calls: &[calls::MESSAGE
 /// Maximum size of each queue.
 const QUEUE_SIZES: [u16; QUEUES] = [256; QUEUES];
 
-/// A vsock device. One thread serves all queues, because a packet of one queue often causes a packet in another.
+/// A vsock device. One thread serves all queues, because a packet in one queue often causes a packet in another queue.
 pub struct VirtioVsock {
     ends: Arc<Ends>,
     queues: TableWorker<Traffic>,
-    /// True if the guest was restored, so the connections that it knows no longer exist.
+    /// True if the guest was restored. The connections that the guest knows then no longer exist.
     restored: Arc<AtomicBool>,
 }
 

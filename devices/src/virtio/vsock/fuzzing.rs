@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Fuzzing of the device: a driver whose rings, descriptors and packets contain the fuzzer's bytes. Tests replay findings with the same
-//! code.
+//! Fuzzing of the device, with a driver whose rings, descriptors and packets contain the fuzzer's bytes. Tests use the same code to replay
+//! findings.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::virtio::byte_driver::{ByteDriver, Layout, split_choice};
 use crate::virtio::queue_table::TableTask;
 use crate::worker::Task;
 
-/// Port of the host that has a server.
+/// Host port that a host program serves.
 const SERVED: u32 = 1;
 
 /// Writes `bytes` to the guest's rings, descriptors and packets piece by piece. After each piece, the device serves the queues. The first
@@ -31,7 +31,7 @@ pub fn run(bytes: &[u8]) {
     let server = UnixListener::bind(dir.0.join(format!("s_{SERVED}"))).expect("the directory is new");
     server.set_nonblocking(true).expect("the socket is open");
     let mut client = UnixStream::connect(dir.0.join("s")).expect("the device listens");
-    // Random packets of the guest are likely to name this small port.
+    // The client connects to a small guest port, because random packets of the guest are likely to name a small port.
     std::io::Write::write_all(&mut client, b"CONNECT 2\nhello").expect("the socket has room");
     let guest = ByteDriver::new(Layout::queues(0x2_0000, 0x3000));
     let ends = Ends { cid: 3, listener, connections: 8, counts: Counts::default() };
@@ -49,7 +49,7 @@ pub fn run(bytes: &[u8]) {
     assert!(traffic.service.hub.is_bounded());
 }
 
-/// Directory that is removed when it is dropped.
+/// Directory that is removed when the value is dropped.
 struct Directory(std::path::PathBuf);
 
 impl Directory {

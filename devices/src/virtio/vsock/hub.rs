@@ -3,8 +3,8 @@
 //! All connections of a device, started by either side.
 //!
 //! An edge-triggered epoll watches the sockets and reports each change once. The connection remembers the change until its socket would
-//! block. Therefore no behaviour of either side can make the thread loop without progress. Connections with data for the guest wait in
-//! `turns`. Each connection is in `turns` at most once, and sends one packet per turn.
+//! block. Therefore neither side can make the thread loop without progress. Connections with data for the guest wait in `turns`. Each
+//! connection is in `turns` at most once, and sends one packet per turn.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -24,21 +24,21 @@ use super::unix::{Greeting, Listener, greeting};
 use crate::counters::count;
 use crate::throttle::Throttle;
 
-/// Maximum connections, even if the process may open more file descriptors.
+/// Maximum number of connections, even if the process may open more file descriptors.
 pub const MOST_CONNECTIONS: usize = 1024;
-/// Maximum clients that have not sent their first line. When more clients connect, the hub closes the oldest clients.
+/// Maximum number of clients that have not sent their first line. When more clients connect, the hub closes the oldest clients.
 pub const MOST_CLIENTS: usize = 128;
-/// Maximum resets that wait for buffers of the guest, equal to the queue size. At this limit, the device accepts no further packets and
-/// clients.
+/// Maximum number of resets that wait for buffers of the guest. The number equals the queue size. At this limit, the device accepts no
+/// further packets and clients.
 const MOST_RESETS: usize = 256;
-/// Maximum clients that are accepted at a time.
+/// Maximum number of clients that are accepted at a time.
 const ACCEPTS: usize = 32;
-/// Maximum socket events that are read at a time.
+/// Maximum number of socket events that are read at a time.
 const EVENTS: usize = 64;
 /// First host port for clients. Lower ports are for host programs that the guest connects to.
 const FIRST_PORT: u32 = 1 << 30;
 
-/// Key of a connection: the ports of both sides. Sockets without a connection have [`PORT_ANY`] as the guest's port.
+/// Key of a connection: the host's port and the guest's port. Sockets without a connection have [`PORT_ANY`] as the guest's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     host: u32,
@@ -73,7 +73,7 @@ pub(super) struct Ends {
     pub(super) cid: u64,
     /// Listener of the host's side.
     pub(super) listener: Listener,
-    /// Maximum connections.
+    /// Maximum number of connections.
     pub(super) connections: usize,
     pub(super) counts: Counts,
 }
@@ -118,8 +118,8 @@ impl Hub {
     }
 
     /// Chooses a random first port for host clients, so that a restored guest does not see the port of an old connection again. The guest
-    /// may keep the state of an old connection for some seconds after the reset event. The guest would then treat a request from the same
-    /// port as a packet of the old connection.
+    /// may keep the state of an old connection for some seconds after the reset event. In this time, the guest would treat a request from
+    /// the same port as a packet of the old connection.
     pub(super) fn forget_ports(&mut self) {
         let chance = u32::try_from(RandomState::new().hash_one(0) >> 34).unwrap_or_default();
         self.next_port = FIRST_PORT + chance;
@@ -130,17 +130,17 @@ impl Hub {
         self.epoll.as_fd()
     }
 
-    /// Returns true if the maximum number of resets waits. Then no more packets and clients may be accepted.
+    /// Returns true if the maximum number of resets waits. The device must then accept no more packets and clients.
     pub(super) fn is_full(&self) -> bool {
         self.resets.len() >= MOST_RESETS
     }
 
-    /// Returns true if something waits for the guest.
+    /// Returns true if the hub may have a packet for the guest.
     pub(super) fn has_output(&self) -> bool {
         !self.resets.is_empty() || !self.turns.is_empty()
     }
 
-    /// Handles changes of sockets. Returns true if there were any.
+    /// Handles changes of sockets. Returns true if a socket has changed.
     pub(super) fn notice(&mut self) -> bool {
         let mut room = [MaybeUninit::uninit(); EVENTS];
         // With a valid epoll descriptor, the call fails only when a signal interrupts it.
@@ -167,7 +167,7 @@ impl Hub {
         some
     }
 
-    /// Accepts waiting clients. Returns true if there were any.
+    /// Accepts waiting clients. Returns true if at least one client was accepted.
     pub(super) fn accept(&mut self) -> bool {
         let mut some = false;
         for _ in 0..ACCEPTS {
@@ -180,7 +180,7 @@ impl Hub {
                     self.add_client(client);
                 }
                 Ok(None) => self.accepts = false,
-                // The clients wait until the next event.
+                // The waiting clients are accepted at a later event.
                 Err(error) => {
                     if self.throttle.pass() {
                         warn!("virtio-vsock: cannot accept a client: {error}");
@@ -197,7 +197,7 @@ impl Hub {
             self.clients.pop_first();
         }
         let number = self.next_client;
-        // The listener's key uses the last number.
+        // No client gets the number `PORT_ANY`, because the listener's key uses this number.
         self.next_client = (number + 1) % PORT_ANY;
         match epoll::add(&self.epoll, &client, Key::client(number).data(), watched()) {
             Ok(()) => drop(self.clients.insert(number, client)),
@@ -245,7 +245,7 @@ impl Hub {
         count(&self.ends.counts.tx_packets, 1);
         let Header { src_cid, dst_cid, src_port, dst_port, kind, op, .. } = *header;
         if src_cid != self.ends.cid || src_port == PORT_ANY {
-            // There is no valid address for an answer.
+            // The source address is invalid, so the device cannot answer.
             return;
         }
         if kind != TYPE_STREAM || dst_cid != HOST_CID {
@@ -267,7 +267,7 @@ impl Hub {
         }
     }
 
-    /// Connects the guest to a program of the host.
+    /// Connects the guest to the host program that serves the port.
     fn connect(&mut self, key: Key, header: &Header) {
         let full = self.connections.len() >= self.ends.connections;
         let socket = if full { None } else { self.ends.listener.connect(key.host).ok() };
@@ -330,8 +330,8 @@ impl Hub {
         }
     }
 
-    /// Returns the next packet for the guest, or `None` if there is none. `room` is the size of the guest's buffer after the header, at
-    /// least one byte. The data goes to the start of `scratch`.
+    /// Returns the next packet for the guest, or `None` if no packet is ready. `room` is the size of the guest's buffer after the header,
+    /// at least one byte. The function writes the packet's data to the start of `scratch`.
     pub(super) fn next(&mut self, room: usize, scratch: &mut [u8]) -> Option<Header> {
         let packet = self.resets.pop_front().or_else(|| self.next_of_turns(room, scratch))?;
         count(&self.ends.counts.rx_packets, 1);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-vsock: stream sockets between guest and host (virtio 1.4, section 5.10). On the host they are Unix sockets.
+//! virtio-vsock: stream sockets between guest and host (virtio 1.4, section 5.10). On the host, these sockets are Unix sockets.
 //!
 //! A host program connects to the device's socket and sends `CONNECT <port>`. The device then connects the program to this port of the
 //! guest. If a guest program connects to a port of CID 2, the device connects the program to the host socket `<socket>_<port>`. The host
 //! needs no kernel module and no privilege, and guests cannot reach each other.
 //!
 //! `device` is the interface to the transport. One thread runs `traffic`: it reads and writes packets (`packet`) and passes them to the
-//! `hub`. The hub has the connections (`connection`), with `credit` for flow control and `unix` for the host's side. The host kernel copies
-//! only between sockets and memory of this process. It never accesses the guest's memory.
+//! `hub`. The hub manages the connections (`connection`). `credit` implements the flow control, and `unix` the host's side. The host kernel
+//! copies data only between sockets and memory of this process, and never accesses the guest's memory.
 
 mod connection;
 mod counters;
@@ -46,7 +46,7 @@ pub struct VsockParams {
     pub cid: u32,
     /// Socket that host programs connect to.
     pub listener: Listener,
-    /// Maximum connections. Each connection uses a file descriptor. [`MOST_CONNECTIONS`] is the upper bound.
+    /// Maximum number of connections. Each connection uses a file descriptor. [`MOST_CONNECTIONS`] is the upper bound.
     pub connections: usize,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,
@@ -58,7 +58,7 @@ pub struct VsockParams {
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Creates a vsock device. Returns its PCI function, and the device itself so that the caller can read its counters.
+/// Creates a vsock device. Returns the PCI function and the device. The caller uses the device to read the counters.
 ///
 /// # Errors
 /// The process has no free file descriptor, or the platform has no free interrupt vector.

@@ -4,7 +4,7 @@
 //!
 //! The crate `virtio-vsock` only supports packets with one buffer, or with a header and one data buffer. It also requires each buffer to be
 //! contiguous in host memory. A driver with zero-copy transmission (Linux 6.7 and later) sends many buffers. Behind the virtio-iommu, a
-//! buffer that is contiguous for the driver need not be contiguous on the host.
+//! buffer that is contiguous in IOVAs need not be contiguous in host memory.
 
 use vm_memory::{Bytes, GuestAddress};
 
@@ -19,14 +19,14 @@ pub(super) struct Header {
     pub(super) dst_cid: u64,
     pub(super) src_port: u32,
     pub(super) dst_port: u32,
-    /// Bytes of data after the header.
+    /// Number of data bytes after the header.
     pub(super) len: u32,
     pub(super) kind: u16,
     pub(super) op: u16,
     pub(super) flags: u32,
     /// Total size of the sender's buffer in bytes.
     pub(super) buf_alloc: u32,
-    /// Bytes that have left the sender's buffer since the connection began, modulo 2^32.
+    /// Number of bytes that have left the sender's buffer since the connection began, modulo 2^32.
     pub(super) fwd_cnt: u32,
 }
 
@@ -118,7 +118,8 @@ impl Buffers {
         Ok(self.len)
     }
 
-    /// Calls `each` for each part of the `len` bytes from `skip` on, with the part's address and its range within these bytes.
+    /// Takes the `len` bytes of the buffers that start at offset `skip`. Calls `each` for each contiguous part of these bytes, with the
+    /// part's address and its range within these bytes.
     fn for_each(
         &self,
         mut skip: usize,

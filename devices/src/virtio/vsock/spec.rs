@@ -23,13 +23,13 @@ pub mod feature {
     pub const STREAM: u64 = 1 << 0;
 }
 
-/// Bytes of the device configuration: the guest's CID (section 5.10.4).
+/// Size of the device configuration in bytes. Its only field is the guest's CID (section 5.10.4).
 pub const CONFIG_BYTES: usize = 8;
-/// Bytes of a packet's header (section 5.10.6).
+/// Size of a packet's header in bytes (section 5.10.6).
 pub const HEADER: usize = 44;
 /// CID of the host.
 pub const HOST_CID: u64 = 2;
-/// Wildcard that means any port. No connection can use it.
+/// Wildcard that means any port. No connection can use this port.
 pub const PORT_ANY: u32 = u32::MAX;
 /// Type of packets of stream sockets.
 pub const TYPE_STREAM: u16 = 1;
@@ -62,7 +62,7 @@ pub mod shutdown {
     pub const BOTH: u32 = RECEIVE | SEND;
 }
 
-/// Bytes of an event (section 5.10.6.7).
+/// Size of an event in bytes (section 5.10.6.7).
 pub const EVENT: usize = 4;
 /// Event: all connections were lost.
 pub const EVENT_TRANSPORT_RESET: u32 = 0;

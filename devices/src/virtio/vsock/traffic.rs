@@ -20,7 +20,8 @@ use crate::worker::{Orders, Wait};
 
 /// Number of queues of a device.
 pub(super) const QUEUES: usize = 3;
-/// Maximum packets in one direction before the other direction has its turn. The driver is notified after these packets.
+/// Maximum number of packets that are moved in one direction before the other direction is served. The driver is notified after these
+/// packets.
 const BATCH: usize = 64;
 
 /// Result of a step.
@@ -28,7 +29,7 @@ enum Step {
     Done,
     /// The queue has no buffer.
     Empty,
-    /// There is nothing to put into the queue.
+    /// There is no packet to put into the queue.
     Idle,
 }
 
@@ -54,7 +55,7 @@ impl Traffic {
         Ok(Self { hub, reset_due, buffers: Buffers::default(), scratch: vec![0; BUF_ALLOC.max(MOST_DATA)] })
     }
 
-    /// Handles packets of the guest. Returns true if there were any.
+    /// Handles packets of the guest. Returns true if at least one packet was handled.
     fn serve_tx(&mut self, queues: &mut QueueTable) -> Result<bool, DeviceError> {
         let mut some = false;
         for _ in 0..BATCH {
@@ -97,13 +98,13 @@ impl Traffic {
         Ok(Step::Done)
     }
 
-    /// Sends packets to the guest. Returns true if there were any.
+    /// Sends packets to the guest. Returns true if at least one packet was sent.
     fn serve_rx(&mut self, queues: &mut QueueTable) -> Result<bool, DeviceError> {
         let (mut some, mut asked) = (false, false);
         for _ in 0..BATCH {
             match self.give_packet(queues)? {
                 Step::Done => some = true,
-                // While there are enough buffers, the driver need not notify the device of new ones.
+                // The device asks for notifications of new buffers only when it has no buffer left.
                 Step::Empty if !asked => {
                     asked = true;
                     queues.ask(queue::RX)?;
@@ -154,8 +155,8 @@ impl Traffic {
         }
         queues.ask(INDEX)?;
         let Some((driver, queue)) = queues.get(INDEX) else {
-            // A driver sets up all its queues before the first run. Without the event queue, the driver cannot be notified. This is safe:
-            // new clients have other ports, and a packet of an old connection is answered with a reset.
+            // A driver sets up all its queues before this task first runs. So this driver has no event queue, and cannot be notified. This
+            // is safe: new clients have other ports, and a packet of an old connection is answered with a reset.
             self.reset_due = false;
             return Ok(());
         };

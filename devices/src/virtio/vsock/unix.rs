@@ -22,7 +22,7 @@ const MOST_LINE: usize = 32;
 /// Socket that host programs connect to. Its file is removed when the listener is dropped, unless the socket was inherited.
 pub struct Listener {
     socket: ListeningSocket,
-    /// Path prefix of the sockets that serve ports of the host. An inherited socket may have no such path.
+    /// Path prefix of the sockets on which host programs serve ports. An inherited socket may have no path that can serve as the prefix.
     path: Option<PathBuf>,
 }
 
@@ -60,7 +60,7 @@ impl Listener {
             match accept_with(self.socket.listener(), SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
                 Ok(client) => return Ok(Some(client)),
                 Err(Errno::AGAIN) => return Ok(None),
-                // The client is gone, or a signal interrupted the call.
+                // The client has closed its socket, or a signal interrupted the call.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -90,7 +90,7 @@ pub(super) enum Greeting {
     None,
     /// The client wants to connect to this port of the guest.
     Connect(u32),
-    /// The line is invalid, or the client is gone.
+    /// The line is invalid, or the client has closed its socket.
     Wrong,
 }
 
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read_to_string(&path).unwrap(), "a file");
         fs::remove_file(&path).unwrap();
-        // The socket of a running process is an error. A stale socket, whose process has ended, is replaced.
+        // A bind to the socket of a running process fails. A stale socket, whose process has ended, is replaced.
         let other = UnixListener::bind(&path).unwrap();
         assert_eq!(
             Listener::bind(&path).err().unwrap().to_string(),

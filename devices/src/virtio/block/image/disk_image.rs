@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Images: host files and block devices that contain a disk. A raw image has the disk's bytes. Other formats encode these bytes.
+//! Images: host files and block devices that contain a disk. A raw image contains the bytes of the disk unchanged. Other formats encode the
+//! bytes.
 
 use std::fs::File;
 use std::io;
@@ -40,7 +41,7 @@ pub enum ImageFormat {
 /// Options for opening an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImageOptions {
-    /// True if the image is not written. Other read-only users can then share the image.
+    /// True if the device only reads the image. Other read-only users can then share the image.
     pub read_only: bool,
     /// True to bypass the host's page cache (`O_DIRECT`).
     pub direct: bool,
@@ -61,12 +62,12 @@ pub struct Image {
     /// qcow2 content of the file. `None` if the file's bytes are the disk's bytes.
     qcow2: Option<Qcow2Image>,
     bytes: AtomicU64,
-    /// Reason why Carom cannot change the size of the image. `None` if it can.
+    /// Reason why Carom cannot change the size of the image. `None` if Carom can change the size.
     kept: Option<&'static str>,
     device: bool,
     /// True if all bytes that the image can ever have are locked.
     lock_all: bool,
-    /// True if the image keeps its disk space.
+    /// True if the image keeps its space on the host's disk even when the guest discards data.
     allocated: bool,
     /// Block size in bytes. The offset and length of each request must be multiples of the block size.
     block: u32,
@@ -149,7 +150,7 @@ impl Image {
                 bytes - whole
             );
         }
-        // Only io_uring requests can outlive the process, and qcow2 images do not use io_uring.
+        // Only io_uring requests can outlive the process. A qcow2 image does not use io_uring, so it needs no mark.
         if qcow2.is_none() {
             lock.mark(&file);
         }
@@ -184,7 +185,7 @@ impl Image {
         self.qcow2.as_ref()
     }
 
-    /// Writes cached image state to the file, so that another process reads the same content.
+    /// Writes cached image state to the file, so that another process that opens the file reads the current content.
     ///
     /// # Errors
     /// The host cannot write the file.
@@ -202,9 +203,9 @@ impl Image {
         self.bytes() / SECTOR
     }
 
-    /// Changes the size of the disk and its file. Carom cannot change the size of a block device or of a read-only image. Such a size must
-    /// have been changed outside Carom before this call. No write may be under way, because a write beyond the new end would make the file
-    /// grow again.
+    /// Changes the size of the disk and its file. Carom cannot change the size of a block device or of a read-only image. In these two
+    /// cases, the size must have been changed outside Carom before this call. No write may be under way, because a write beyond the new end
+    /// would make the file grow again.
     ///
     /// # Errors
     /// The reason why the size stays unchanged.
@@ -294,7 +295,7 @@ impl Image {
         self.read_only
     }
 
-    /// Creates an image from any file, with the given properties instead of the properties that the host reports.
+    /// Creates an image from any file. The arguments replace the properties that the host reports for the file.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(in crate::virtio::block) fn made_up(file: File, bytes: u64, memory: usize, read_only: bool) -> Self {
         let bytes = AtomicU64::new(bytes);
@@ -375,7 +376,7 @@ mod tests {
         let readers = [Image::open(file.path(), READ).unwrap(), Image::open(file.path(), READ).unwrap()];
         assert!(matches!(Image::open(file.path(), WRITTEN), Err(ImageError::Used { read_only: false })));
         drop(readers);
-        // The same holds if all possible bytes are locked.
+        // A second open also fails if all possible bytes of the image are locked.
         let all = ImageOptions { lock_all: true, ..WRITTEN };
         let _one = Image::open(file.path(), all).unwrap();
         assert!(matches!(Image::open(file.path(), WRITTEN), Err(ImageError::Used { .. })));
@@ -439,7 +440,7 @@ mod tests {
                 format!("{bytes} bytes are not a positive multiple of the disk's block size, 512 bytes")
             );
         }
-        // Larger than the maximum size of a file.
+        // This size is larger than the maximum size of a file.
         assert!(matches!(disk.resize(u64::MAX - 511), Err(ResizeError::Host(_))));
         assert_eq!((disk.bytes(), len()), (512, 512));
         // Another process has made the file longer.
@@ -462,7 +463,7 @@ mod tests {
         assert!(room() >= 1 << 20 && disk.is_allocated());
         disk.resize(2 << 20).unwrap();
         assert!(room() >= 2 << 20 && file.as_file().metadata().unwrap().len() == 2 << 20);
-        // No file system has that much space.
+        // No file system has this much free space.
         assert!(matches!(disk.resize(1 << 60), Err(ResizeError::Host(_))));
         assert_eq!((disk.bytes(), file.as_file().metadata().unwrap().len()), (2 << 20, 2 << 20));
     }
@@ -514,7 +515,7 @@ mod tests {
         let file = image(&[1; 1024]);
         let parents = file.reopen().unwrap();
         let own = parents.try_clone().unwrap();
-        // The number stays open, so that no other test's file gets it.
+        // The descriptor stays open, so that no file of another test gets the same number.
         let number = own.as_raw_fd();
         crate::inherited::keep(number, own.into()).unwrap();
         let disk = Image::open(Path::new(&format!("/dev/fd/{number}")), WRITTEN).unwrap();

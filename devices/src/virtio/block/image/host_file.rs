@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Host files and block devices that hold images: how they are opened, and what properties they have.
+//! Functions that open the host files and block devices of images, and read their properties.
 
 use std::fs::File;
 use std::io;
@@ -26,8 +26,8 @@ const TMPFS: FsWord = 0x0102_1994;
 
 /// Opens a file or a block device. Also returns true if the path names a block device.
 ///
-/// If the process has inherited a descriptor for the path, that descriptor is used ([`inherited::file`]). If possible, the process reopens
-/// the descriptor's file, so that the process shares no flags and locks with its parent.
+/// If the process has inherited a descriptor for the path, that descriptor is used ([`inherited::file`]). If possible, the process opens
+/// the descriptor's file again. The process and its parent then share no flags and no locks.
 ///
 /// # Errors
 /// The path names neither a file nor a block device, or the host rejects the operation.
@@ -39,7 +39,7 @@ pub(super) fn open(path: &Path, read_only: bool) -> Result<(File, bool), ImageEr
         return Ok((file, is_device));
     }
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    // Without `O_NONBLOCK`, opening a pipe would wait for its other end.
+    // Without `O_NONBLOCK`, an open of a pipe would wait until another process opens the pipe's other end.
     let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(open_file(path, flags, Mode::empty()).map_err(io::Error::from)?);
     let kind = file.metadata()?.file_type();

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Locks of images. A lock ends together with its process or its device, without a delay.
+//! Locks of images. A lock ends without a delay when its process ends or its disk is removed.
 //!
 //! A lock of an open file description (an OFD lock) ends when nothing refers to the description any more. io_uring refers to a request's
 //! description until the request has ended, and a request can outlive its process. Therefore the lock is on a separate description that no
-//! request uses. The lock is released as soon as the process has ended or the disk was removed.
+//! request uses. So the kernel releases the lock as soon as the process has ended or the disk was removed.
 //!
 //! After a process was killed, its requests may still write to the image. Therefore the description that requests use has a *mark*: a lock
 //! on a byte beyond the end of any image. The next user takes the lock, then waits until the last writer's mark is gone. Before a user
-//! releases its lock, it waits for the end of its own mark. By then the kernel has closed the file, and the file system can be unmounted.
+//! releases its lock, the user waits until its own mark is gone. At this point, the kernel has closed the file, and the file system can be
+//! unmounted.
 
 use std::fs::{self, File};
 use std::io;
@@ -26,7 +27,7 @@ use super::error::ImageError;
 
 /// First byte that is locked as a mark. The bytes before it belong to the image.
 const MARKS: i64 = 1 << 62;
-/// Maximum time that the next user waits for requests of a process that has ended.
+/// Maximum time that the next user waits until the requests of a process that has ended are done.
 const LAST_WRITES: Duration = Duration::from_secs(10);
 /// Maximum time that the kernel may take to close a file after the last request has ended.
 const LAST_CLOSE: Duration = Duration::from_secs(1);
@@ -59,7 +60,7 @@ impl ImageLock {
         Self { file, read_only, is_own, mark: None }.taken(len, LAST_WRITES)
     }
 
-    /// Returns this lock, once it covers `len` bytes and the last writes of another user have ended.
+    /// Extends this lock to the first `len` bytes, and waits until the last writes of another user have ended. Then returns the lock.
     fn taken(self, len: Option<u64>, timeout: Duration) -> Result<Self, ImageError> {
         self.cover(len)?;
         if self.is_free_within(MARKS, timeout) { Ok(self) } else { Err(ImageError::Writing) }
@@ -126,7 +127,7 @@ impl Drop for ImageLock {
         if !self.is_closed_within(LAST_CLOSE) {
             log::debug!("the kernel still has an image open after the image's last request has ended");
         }
-        // Release the lock explicitly: the parent process may share the description, and would then keep the lock.
+        // Release the lock explicitly. If the parent process shares the description, a close would not release the lock.
         if let Err(error) = set(self.file.as_fd(), libc::F_UNLCK, 0, 0) {
             log::debug!("cannot release the lock of an image: {error}");
         }
@@ -177,7 +178,7 @@ fn is_locked(file: BorrowedFd<'_>, byte: i64) -> bool {
     asked == 0 && i32::from(lock.l_type) != libc::F_UNLCK
 }
 
-/// Returns true if this process has the file open with another description too, and has locked it with that description.
+/// Returns true if this process has locked the file through another open file description.
 fn is_locked_here(file: &File) -> bool {
     let Ok(wanted) = identity(file) else { return false };
     let Ok(numbers) = fs::read_dir("/proc/self/fd") else { return false };
@@ -188,7 +189,7 @@ fn is_locked_here(file: &File) -> bool {
     })
 }
 
-/// Returns device and inode of a file. They are the same for all links to the file.
+/// Returns the device number and the inode number of a file. All links to the file have the same numbers.
 ///
 /// # Errors
 /// The host rejects the operation.
@@ -292,7 +293,7 @@ mod tests {
         set(open_again(image.path()).as_fd(), libc::F_WRLCK, 0, 0).unwrap();
     }
 
-    /// Tests a process that cannot reopen the file.
+    /// Tests the lock of a process that cannot open the file again.
     #[test]
     fn lock_on_a_shared_description_is_released() {
         let image = image();
@@ -331,7 +332,7 @@ mod tests {
         let image = image();
         let first = open_again(image.path());
         set(first.as_fd(), libc::F_WRLCK, 0, 0).unwrap();
-        // Once the child has started, only the child has the description with the lock.
+        // After the child process has started, only the child process has the description that holds the lock.
         let mut other = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::from(first)).spawn().unwrap();
         let error = ImageLock::take(&open_again(image.path()), false, None).unwrap_err();
         drop(other.stdin.take());

@@ -48,7 +48,7 @@ pub(super) struct ChainOptions {
 /// Open image with its backing files.
 #[derive(Debug)]
 pub(in crate::virtio::block) struct Qcow2Image {
-    /// `None` after the crate has panicked. From then on all operations fail, and nothing is written to the image.
+    /// `None` after the crate `imago` has panicked. All operations then fail, and nothing is written to the image.
     access: RwLock<Option<Access>>,
     file: File,
     l1: Arc<Mutex<L1Table>>,
@@ -95,7 +95,7 @@ impl Qcow2Image {
     /// # Errors
     /// The host cannot resize the image, or the image's version does not support a resize.
     pub(super) fn resize(&self, bytes: u64) -> io::Result<()> {
-        // The backing file may be longer. Its bytes beyond the old size must not become visible.
+        // The backing file may be longer than the disk. The guest must not see bytes of the backing file beyond the disk's old size.
         let fill = if self.backed { PreallocateMode::Zero } else { PreallocateMode::None };
         self.alone(|access| {
             access.flush()?;
@@ -171,7 +171,7 @@ impl Qcow2Image {
         done.unwrap_or_else(|_| Err(self.give_up()))
     }
 
-    /// Stops using the image. The file stays as it is.
+    /// Stops using the image. Cached tables are not written, so the file does not change any more.
     fn give_up(&self) -> io::Error {
         if let Some(access) = self.access.write().unwrap_or_else(PoisonError::into_inner).take() {
             error!(

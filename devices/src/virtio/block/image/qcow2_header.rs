@@ -81,8 +81,8 @@ pub(super) fn check(file: &File, writable: bool) -> Result<Header, ImageError> {
     Ok(Header { cluster, l1: start..end })
 }
 
-/// Returns true if the refcount table at `start` has a block for the first clusters. Without this block, an allocation would search
-/// endlessly for space for the block.
+/// Returns true if the refcount table at `start` has a refcount block for the first clusters. Without this refcount block, an allocation
+/// would search endlessly for space for the block.
 fn counts_header(file: &File, start: u64, cluster: u64) -> Result<bool, ImageError> {
     if !start.is_multiple_of(cluster) || start > MOST_BYTES {
         return Err(ImageError::Malformed(format!(

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Storage layer between the qcow2 crate and the image's file. It holds back writes to the L1 table until the image is flushed.
+//! Storage layer between the qcow2 crate and the image's file. The layer delays writes to the L1 table until the image is flushed.
 //!
-//! The crate caches L2 tables and refcounts in memory. It writes them in an order that keeps the image consistent if the process is killed
-//! at any time. But it writes an L1 entry immediately. At that time, the refcount of the L2 table that the entry names may still be only in
-//! memory. If the process is killed then, the file's refcounts do not include that L2 table, and its cluster can be allocated a second time.
+//! The crate caches L2 tables and refcounts in memory, and writes them in an order that keeps the image consistent if the process is killed
+//! at any time. But the crate writes an L1 entry immediately. The entry names an L2 table whose refcount may still be only in memory. If
+//! the process is killed now, the refcounts in the file do not include the L2 table. The cluster of the L2 table can then be allocated a
+//! second time.
 
 use std::fmt::{self, Display, Formatter};
 use std::io;
@@ -121,7 +122,8 @@ impl Storage for Ordered {
                 let (start, end) = (l1.waiting.start.min(within.start), l1.waiting.end.max(within.end));
                 l1.waiting = if none { within } else { start..end };
                 drop(l1);
-                // Write the bytes before and after the table. With direct I/O, a block can contain the table's end and other data.
+                // Write the bytes before and after the table. With direct I/O, a write consists of whole blocks, and one block can contain
+                // the table's end and other data.
                 for beside in [0..here.start, here.end..len] {
                     if !beside.is_empty() {
                         self.file.write(&bytes[beside.clone()], offset + beside.start as u64)?;

@@ -20,7 +20,7 @@ pub enum IoMode {
     /// io_uring, if the kernel allows it.
     #[default]
     Async,
-    /// One system call after the other.
+    /// Plain system calls, one after the other.
     Plain,
 }
 

@@ -15,7 +15,7 @@ use super::submission::{self, Kernel};
 use crate::virtio::block::image::disk_image::Image;
 use crate::virtio::block::image::op::{Buffers, Ended, Op};
 
-/// Number of a cancel operation. Its own completion is ignored.
+/// Number of a cancel operation. The completion of a cancel operation itself is ignored.
 const CANCEL: u64 = u64::MAX;
 
 /// Operations that a ring allows. All other operations fail. The restriction is needed because all threads can write to a ring's queues,
@@ -39,7 +39,7 @@ pub(super) struct Ring {
     image: Arc<Image>,
     /// Number of operations whose completion was not read yet.
     under_way: usize,
-    /// Completions that were read to make room for others. The queue has capacity for all operations.
+    /// Completions that were read early, to make room for other completions. The queue has capacity for all operations.
     reaped: VecDeque<Ended>,
 }
 
@@ -47,7 +47,7 @@ impl Ring {
     /// Creates a ring for up to `operations` operations at a time.
     ///
     /// # Errors
-    /// The kernel has no io_uring, does not allow this process to use it, or lacks an operation.
+    /// The kernel does not support io_uring, does not allow this process to use io_uring, or does not support a needed operation.
     pub(super) fn new(image: Arc<Image>, operations: u16) -> io::Result<Self> {
         let ring = IoUring::builder().dontfork().setup_r_disabled().build(u32::from(operations).max(2))?;
         let mut probe = Probe::new();

@@ -27,7 +27,7 @@ fn is_for_later(error: &io::Error) -> bool {
 
 /// Submits the entries of the submission queue, and waits for `wanted` completions. Operations that the kernel does not accept now stay in
 /// the queue. If the kernel accepts no operations and the caller waits for completions, this function sleeps for a moment, because such a
-/// caller calls again at once.
+/// caller calls this function again immediately.
 ///
 /// # Errors
 /// The kernel rejects operations, and the reason is not temporary.
@@ -116,7 +116,7 @@ mod tests {
         let mut kernel = Fake { errors: vec![libc::EAGAIN; 5], ..Fake::default() };
         make_room(&mut kernel);
         assert_eq!((kernel.calls, kernel.rests), (6, 5));
-        // The same holds for any other error.
+        // Any other error is retried after a sleep too. A call that a signal interrupted (`EINTR`) is retried without a sleep.
         let mut kernel = Fake { errors: vec![libc::EINTR, libc::EBADF, libc::EINTR], ..Fake::default() };
         make_room(&mut kernel);
         assert_eq!((kernel.calls, kernel.rests), (4, 1));
@@ -127,11 +127,11 @@ mod tests {
         let mut kernel = Fake { errors: vec![libc::EAGAIN, libc::EINTR], ..Fake::default() };
         submit(&mut kernel, 1).unwrap();
         assert_eq!((kernel.waits, kernel.rests), (vec![1, 1], 1));
-        // A caller that does not wait has other work to do.
+        // For a caller that does not wait for completions, the function does not sleep, because the caller has other work to do.
         let mut kernel = Fake { errors: vec![libc::EBUSY], ..Fake::default() };
         submit(&mut kernel, 0).unwrap();
         assert_eq!((kernel.calls, kernel.rests), (1, 0));
-        // A caller that finds a completion does not wait for another.
+        // If a completion is already available, the function does not wait for another completion.
         let mut kernel = Fake { ended: 1, ..Fake::default() };
         submit(&mut kernel, 1).unwrap();
         assert_eq!((kernel.waits, kernel.rests), (vec![0], 0));

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Interrupt coalescing: how many answers the thread collects before it notifies the driver.
+//! Interrupt coalescing: the thread collects several answers before it notifies the driver.
 //!
-//! A driver with many requests under way adds further requests without waiting for answers. Each interrupt in between costs an exit. If the
-//! device sleeps meanwhile, each notification by the driver costs an exit too. Therefore the thread polls for further requests before it
-//! notifies the driver of finished requests.
+//! A driver with many requests under way adds further requests without waiting for answers. Each interrupt of such a driver costs an exit.
+//! If the thread sleeps between requests, each notification by the driver costs an exit too. Therefore the thread polls for further
+//! requests before it notifies the driver of answers.
 //!
-//! The thread collects answers up to a target. The target is the number of answers that earlier turns collected before requests stopped
-//! arriving. A driver that waits for its answers adds no requests, so its target becomes small and the driver is notified at once. The
-//! thread sometimes tries a larger target, but less and less often as long as the additional requests do not arrive.
+//! The thread collects answers up to a target, and then notifies the driver. The collection of answers for one notification is a *turn*. If
+//! requests stop arriving before the target, the thread lowers the target to the number of answers of this turn, but at most by half. A
+//! driver that waits for its answers adds no requests, so the target becomes small and the driver is notified immediately. The thread
+//! sometimes tries a larger target. If the additional requests do not arrive, the thread doubles the time until the next trial.
 
 use std::time::Duration;
 
@@ -20,23 +21,23 @@ const LONGEST: Duration = Duration::from_millis(1);
 /// Maximum number of answers per notification of the driver.
 const ANSWERS: u32 = 16;
 
-/// Turns before the next trial of more answers: `SOON` after a success, and up to `LATE` after failures.
+/// Number of turns before the next trial of a larger target: `SOON` after a success, and at most `LATE` after failures.
 const SOON: u32 = 16;
 const LATE: u32 = 4096;
 
-/// Maximum turns before the next trial, once a turn has had more answers than expected.
+/// Maximum number of turns before the next trial, after a turn had more answers than its target.
 const AT_A_SIGN: u32 = 64;
 
 /// Number of answers to collect before a notification, and time to poll for each further request.
 #[derive(Debug)]
 pub(super) struct Coalescing {
-    /// Number of answers to collect.
+    /// Target: number of answers to collect.
     answers: u32,
     /// True if `answers` was just raised as a trial, and the result of the trial is not known yet.
     is_trial: bool,
-    /// Turns until the next trial of more answers.
+    /// Number of turns until the next trial of a larger target.
     left: u32,
-    /// Turns between two trials. A failed trial doubles this number.
+    /// Number of turns between two trials. A failed trial doubles this number.
     pause: u32,
     gap: Gap,
 }
@@ -61,7 +62,7 @@ impl Coalescing {
         self.gap.poll_time()
     }
 
-    /// Ends a turn that collected all expected answers.
+    /// Ends a turn that reached its target.
     fn have_all(&mut self) {
         self.left -= 1;
         if self.is_trial {

@@ -38,7 +38,7 @@ enum Sync {
 pub(super) struct Flight {
     head: u16,
     status: GuestAddress,
-    /// Number of bytes that the driver reads or writes if the request succeeds.
+    /// Number of bytes that a successful request reads or writes.
     bytes: usize,
     work: Work,
     sync: Sync,
@@ -120,7 +120,7 @@ impl Flight {
         match (&mut self.work, usize::try_from(result)) {
             (Work::Ranges(_, ranges), _) => ranges.ended(result),
             (_, Err(_)) => Err(Failure::Host(-result)),
-            // The file has become shorter.
+            // The operation ended at the end of the file, because the file has become shorter than the disk.
             (_, Ok(0)) => Err(Failure::Host(libc::EIO)),
             (Work::Read(transfer) | Work::Write(transfer), Ok(bytes)) => transfer.ended(bytes, memory),
             (Work::None, _) => Ok(()),

@@ -19,16 +19,17 @@ pub(super) struct IdlePoll {
     trial: Trial,
     /// Time between requests that arrive while the thread polls.
     gap: Gap,
-    /// Time that the thread polls in this turn.
+    /// Polling time before the current sleep.
     poll_time: Duration,
     /// Start of the time without work.
     idle_since: Option<Instant>,
 }
 
 impl IdlePoll {
-    /// Returns the time to poll for requests from `now` on, when no request is pending. If the time is zero, the caller must sleep at once.
+    /// Returns the time to poll for requests from `now` on, when no request is pending. If the time is zero, the caller must sleep
+    /// immediately.
     pub(super) fn begin(&mut self, now: Instant) -> Duration {
-        // Keep the first start: the thread may have been woken for something else meanwhile.
+        // Keep the first start time. The thread may have been woken since then, but not for requests.
         self.idle_since.get_or_insert(now);
         self.poll_time = if self.trial.is_on() { self.gap.poll_time() } else { Duration::ZERO };
         self.poll_time
@@ -46,7 +47,7 @@ impl IdlePoll {
         self.idle_since.is_some()
     }
 
-    /// Learns from requests that arrived after `time`.
+    /// Adapts the trial and the polling time to requests that arrived after `time`.
     fn learn(&mut self, time: Duration) {
         if self.poll_time.is_zero() {
             self.trial.passed(time <= MOST);
@@ -64,7 +65,7 @@ impl IdlePoll {
 mod tests {
     use super::*;
 
-    /// Simulates `times` requests that each arrive after `micros` µs. Returns the polling time of each turn, in µs.
+    /// Simulates `times` requests that each arrive after `micros` µs. Returns the polling time before each request, in µs.
     fn poll_time(idle_poll: &mut IdlePoll, micros: u64, times: usize) -> Vec<u128> {
         let start = Instant::now();
         let mut turn = || {
@@ -105,7 +106,8 @@ mod tests {
         poll_time(&mut idle_poll, 40, 100);
         let looked = poll_time(&mut idle_poll, 1000, 20_000).iter().filter(|micros| **micros != 0).count();
         assert!((16..80).contains(&looked), "{looked}");
-        // A sleeping thread measures only its later wakeup. A trial must find out that requests are fast again.
+        // A sleeping thread cannot measure the arrival of a request, because it wakes later. So only a trial can show that requests are
+        // fast again.
         poll_time(&mut idle_poll, 150, 300);
         assert_eq!(poll_time(&mut idle_poll, 110, 100).last(), Some(&200));
     }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Scheduling policy of a queue's thread: whether the woken thread preempts the thread that runs on its CPU.
+//! Scheduling policy of a queue's thread. The policy decides if a woken thread preempts the thread that runs on its CPU.
 //!
-//! A vCPU that notifies the device of the first of many requests wakes the thread. If the host's scheduler finds no idle CPU, the thread
-//! preempts the vCPU, serves the single request, and sleeps. This costs two thread switches, an exit and an interrupt per request. Without
-//! preemption, the driver first adds all its requests, and the thread serves them together. Therefore the thread uses the batch policy
-//! (`SCHED_BATCH`) while many requests arrive at a time. While few requests arrive at a time, the driver waits for each request, so the
-//! thread must run at once.
+//! A vCPU thread notifies the device of the first of many requests, and so wakes the queue's thread. If the host's scheduler finds no idle
+//! CPU, the queue's thread preempts the vCPU thread, serves the single request, and sleeps. This costs two thread switches, an exit and an
+//! interrupt per request. Without preemption, the driver first adds all its requests, and the thread serves them together. Therefore the
+//! thread uses the batch policy (`SCHED_BATCH`) while many requests arrive at a time. While few requests arrive at a time, the driver waits
+//! for each request, so the thread must run immediately.
 //!
-//! A preempting thread never sees many requests at a time. Therefore the thread sometimes tries the batch policy.
+//! A thread that preempts the vCPU thread never finds many requests at a time. Therefore the thread sometimes tries the batch policy.
 
 use super::trial::Trial;
 use crate::scheduling::{Policy, change_policy};

@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(range_of(ranges.next()), Some((libc::FALLOC_FL_ZERO_RANGE, 512, 3 << 20)));
         ranges.ended(-libc::EOPNOTSUPP).unwrap();
         let mut merged = Vec::new();
-        // The host shortens the second write.
+        // The host writes 512 bytes less than requested in the second write.
         for bytes in [1 << 20, (1 << 20) - 512, 1 << 20, 512] {
             let Some(Op::Write { offset, buffers }) = ranges.next() else {
                 panic!("the operation is not a write of zeroes")

@@ -55,7 +55,7 @@ pub(in crate::virtio::block) struct Requests {
     queue: DeviceQueue,
     driver: Driver,
     disk: Arc<Disk>,
-    /// I/O engine. It has a ring once the thread has started.
+    /// I/O engine. It has an io_uring ring after the thread has started.
     engine: Engine,
     /// Requests under way. The engine identifies the operations of a request by the request's index in this list.
     flights: Vec<Option<Flight>>,
@@ -74,7 +74,7 @@ pub(in crate::virtio::block) struct Requests {
     owner: Arc<Owner>,
     /// True if each write must be durable when it completes, because the driver has not accepted the flush feature.
     durable: bool,
-    /// Time that the rate limit delays the next request.
+    /// Time for which the rate limit delays the next request.
     held: Option<Duration>,
     idle_poll: IdlePoll,
     coalescing: Coalescing,
@@ -129,7 +129,7 @@ impl Requests {
         self.flights.len() - self.free.len()
     }
 
-    /// Returns true if a request has to end before another can start.
+    /// Returns true if a request has to end before another request can start.
     fn has_no_room(&self) -> bool {
         self.is_full || self.free.is_empty()
     }
@@ -181,7 +181,8 @@ impl Requests {
         Ok(())
     }
 
-    /// Polls for more work before the driver is notified of answers, if that is worthwhile. Returns true if there is more work.
+    /// Polls for more work before the driver is notified of answers, if coalescing expects more requests. Returns true if there is more
+    /// work.
     fn more_to_coalesce(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
         let Some(since) = self.unnotified_since else { return Ok(false) };
         let start = Instant::now();
@@ -221,8 +222,8 @@ impl Requests {
         self.look(orders, start, poll_time)
     }
 
-    /// Polls for requests and ends of operations, from `start` on and for `poll_time`. Returns true if there are any. Does not ask the
-    /// driver for notifications.
+    /// Polls for requests and ends of operations, from `start` on and for `poll_time`. Returns true if a request or the end of an operation
+    /// was found. Does not ask the driver for notifications.
     fn look(&mut self, orders: &Orders, start: Instant, poll_time: Duration) -> Result<bool, DeviceError> {
         let memory = &self.driver.memory.view();
         while start.elapsed() < poll_time && !orders.call() {
@@ -439,7 +440,7 @@ impl QueueTask for Requests {
 }
 
 impl Task for Requests {
-    /// Creates the ring. The thread cannot create another one once its system calls are filtered.
+    /// Creates the io_uring ring. The thread cannot create another ring later, because its system calls are then filtered.
     fn begin(&mut self) {
         let size = u16::try_from(self.flights.len()).unwrap_or(u16::MAX);
         self.engine = Engine::new(self.disk.image.clone(), size, self.disk.mode);

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Trial of a measure that helps some drivers and hurts others. A *chance* is an opportunity to use the measure. The measure is tried
-//! sometimes, continued while it helps, and tried less and less often while it does not help.
+//! Trial of a measure that helps some drivers and hurts others. A *chance* is an opportunity to use the measure. The thread tries the
+//! measure sometimes, and continues to use the measure while it helps. While the measure does not help, the thread tries it less and less
+//! often.
 
-/// Credit of a trial when it starts, and maximum credit after gains. The trial ends when losses have used up the credit.
+/// Credit of a trial: `TRIAL` at its start, and at most `SURE` after gains. The trial ends when losses have used up the credit.
 const TRIAL: u16 = 4;
 const SURE: u16 = 16;
 
-/// Chances that pass before the first trial, and maximum chances that pass before a later trial.
+/// Number of chances that pass before a trial: `SOON` before the first trial, and at most `LATE` before a later trial.
 const SOON: u16 = 64;
 const LATE: u16 = 4096;
 
-/// Maximum chances before the next trial, once there is a sign that the measure may help now.
+/// Maximum number of chances that pass before the next trial, after a sign that the measure may help now.
 const AT_A_SIGN: u16 = 256;
 
 /// Trial of a measure. The module documentation describes it.
 #[derive(Debug)]
 pub(super) struct Trial {
     is_on: bool,
-    /// Credit until the trial ends, or chances until it starts.
+    /// During a trial: the remaining credit. Otherwise: the number of chances until the next trial.
     left: u16,
-    /// Chances before the next trial.
+    /// Number of chances between the end of a trial and the next trial.
     pause: u16,
 }
 
@@ -64,7 +65,7 @@ impl Trial {
 mod tests {
     use super::*;
 
-    /// Returns the numbers of the chances that used the measure.
+    /// Returns the index of each chance that used the measure.
     fn done(trial: &mut Trial, pays: bool, chances: u16) -> Vec<u16> {
         let turn = |number| {
             let is_on = trial.is_on();

@@ -122,7 +122,7 @@ impl Harness {
 
     pub(super) fn map_all(&mut self) {
         self.map(0, DATA, Permissions::READ | Permissions::WRITE);
-        // Map page by page, as the guest's driver does.
+        // Map page by page, as the guest's virtio-iommu driver does.
         self.map_pages((DATA..RAM as u64).step_by(0x1000));
     }
 
@@ -161,8 +161,8 @@ impl Harness {
         self.ram.read_obj(GuestAddress(address)).unwrap()
     }
 
-    /// Waits until all requests of the first queue have started. None of these requests may end meanwhile. The function adds a request that
-    /// is answered at once, and waits for its answer.
+    /// Waits until all requests of the first queue have started. None of these requests may end during the call. The device starts requests
+    /// in order, so the function adds one more request that ends immediately, and waits for its answer.
     pub(super) fn begun(&mut self) {
         let before = self.used(0);
         let status = self.add(0, request::GET_ID, 0, &[(NAME, 20)]);

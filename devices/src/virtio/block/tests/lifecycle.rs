@@ -36,7 +36,7 @@ fn reading(kind: Kind) -> (Harness, File, u64) {
     (disk, writer, first)
 }
 
-/// Lets a read of the pipe end after a while.
+/// Lets a read of the pipe end after 50 ms.
 fn end_late(mut writer: File) -> JoinHandle<File> {
     thread::spawn(move || {
         thread::sleep(Duration::from_millis(50));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the rate limit and of the limits on requests under way: held requests wait, and they block nothing else.
+//! Tests of the rate limit and of the limits on requests under way: a request above a limit waits, and blocks nothing else.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ fn bucket(size: u64, refill_time: Duration) -> Option<BucketParams> {
     Some(BucketParams { size, one_time_burst: 0, refill_time })
 }
 
-/// Returns limits on requests and on bytes. The first request passes, the next one only after an hour.
+/// Returns limits on requests and on bytes. The first request passes. The next request passes only after an hour.
 fn stopped() -> [RateLimits; 2] {
     let hour = Duration::from_secs(3600);
     [RateLimits { ops: bucket(1, hour), bandwidth: None }, RateLimits { ops: None, bandwidth: bucket(512, hour) }]
@@ -38,7 +38,7 @@ fn held_request_stays_queued_and_blocks_no_pause_reset_or_unmap() {
         }
         old.function.pause();
         assert_eq!((old.used(0), old.byte(held)), (1, 0xff));
-        // The request is saved with the queue. The restored disk has a full bucket, so it serves the request.
+        // The request is saved with the queue. The restored disk's rate limiter starts with a full bucket, so the disk serves the request.
         let mut new = Harness::silent(kind, old.content.try_clone().unwrap(), BYTES as u64);
         new.map_all();
         new.restore_from(&old);
@@ -68,10 +68,11 @@ fn queues_share_the_limit_and_requests_pass_at_its_rate() {
     disk.ring(1);
     disk.served(0);
     disk.served(1);
-    // 10 requests pass at once, the other 20 at 100 per second.
+    // 10 requests pass immediately. The other 20 requests pass at a rate of 100 per second, which takes 200 ms.
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
     let counters = disk.device.counters();
-    // When a queue wakes up, the other queue may already have used the tokens. So a queue waits a few times per request, but does not poll.
+    // When a queue's thread wakes up, the other queue may already have used the tokens. So a thread may wait a few times for one request,
+    // but it does not poll.
     assert!(counters.read_ops == 30 && (1..2000).contains(&counters.rate_waits), "{counters:?}");
 }
 

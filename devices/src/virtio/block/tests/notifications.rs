@@ -26,7 +26,7 @@ const DATA: u64 = 0x8000;
 fn busy_disk_needs_only_one_notification() {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap());
     let queue = BusyDriver::queue(SIZE);
-    // A read of one sector.
+    // The request is a read of one sector.
     ram.write_obj(request::IN, GuestAddress(0x4000)).unwrap();
     for (at, (address, len, flags, next)) in (0x1000..).step_by(16).zip([
         (0x4000u64, 16u32, NEXT, 1u16),
@@ -45,7 +45,7 @@ fn busy_disk_needs_only_one_notification() {
         image,
         serial: [0; ID_BYTES],
         counts: Counts::default(),
-        // In this mode a request has ended as soon as it was started.
+        // In this mode, a request has already ended when the call that starts the request returns.
         mode: IoMode::Plain,
         limiter: None,
         affinity: Default::default(),

@@ -219,7 +219,7 @@ proptest! {
         run(&path, model, behind, &steps)?;
     }
 
-    /// The image is either rejected or works, whatever its tables contain. Nothing panics.
+    /// Whatever the image's tables contain, Carom either rejects the image or serves it without a panic.
     #[test]
     fn corrupt_qcow2_image_does_no_harm(
         changes in prop::collection::vec((0..16_384usize, any::<u8>()), 1..12),
@@ -355,7 +355,7 @@ fn failed_host_write_fails_only_its_request() {
     let path = dir.path().join("disk.qcow2");
     create(&path, BYTES as u64, 4096, None);
     write(&path, 8, &pattern(4096, 9));
-    // This file cannot grow.
+    // This file cannot grow, so an allocation of a cluster fails.
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(memfd_create(c"image", flags).unwrap());
     file.write_all_at(&fs::read(&path).unwrap(), 0).unwrap();

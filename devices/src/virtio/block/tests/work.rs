@@ -39,7 +39,7 @@ fn request_may_be_split_into_any_buffers() {
         let mut disk = Harness::new(kind, file(&pattern(IMAGE, 0)));
         let offset = disk.offset();
         let at = |address: u64| address + offset;
-        // A write whose header and data share buffers of odd lengths.
+        // The request is a write. Its header and its data share buffers of odd lengths.
         let mut all = Vec::new();
         all.extend(request::OUT.to_le_bytes());
         all.extend([0; 4]);
@@ -62,7 +62,7 @@ fn request_may_be_split_into_any_buffers() {
         disk.ring(0);
         disk.served(0);
         assert_eq!((disk.byte(DATA + 0x7000), disk.image(1024, 1024)), (status::OK, data.clone()), "{kind:?}");
-        // A read into buffers of odd lengths. The last buffer also has the status.
+        // The request is a read into buffers of odd lengths. The last buffer also contains the status byte.
         disk.fill(DATA + 0x8000, &[request::IN.to_le_bytes().as_slice(), &[0; 4], &2u64.to_le_bytes()].concat());
         let chain = [
             (at(DATA + 0x8000), 16, NEXT),

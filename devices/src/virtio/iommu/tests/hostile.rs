@@ -53,12 +53,13 @@ fn buffers_outside_memory_need_a_reset() {
 #[test]
 fn broken_chains_need_a_reset() {
     let chains: [&[(u16, Descriptor)]; 6] = [
-        // A loop of one descriptor, a loop of two, a link out of the table, and a readable buffer after a writable one.
+        // These chains have a loop of one descriptor, a loop of two descriptors, a link out of the table, and a readable buffer after a
+        // writable buffer.
         &[(0, (BUFFERS, 4, NEXT, 0))],
         &[(0, (BUFFERS, 4, NEXT, 1)), (1, (BUFFERS, 4, WRITE | NEXT, 0))],
         &[(0, (BUFFERS, 20, NEXT, QUEUE_SIZE))],
         &[(0, (BUFFERS, 4, WRITE | NEXT, 1)), (1, (BUFFERS, 20, 0, 0))],
-        // Indirect tables: one outside memory, and one that contains itself.
+        // The first indirect table is outside memory. The second indirect table contains itself.
         &[(0, (RAM as u64, 32, INDIRECT, 0))],
         &[(0, (DESCRIPTORS, 32, INDIRECT, 0))],
     ];

@@ -56,7 +56,7 @@ fn interrupted_request_is_served_after_resume() {
         guest.function.resume();
         wait_for_answer(&guest, before);
         assert_eq!(guest.mapper.mapped_bytes(), 2 * PIECE);
-        // The next request has a notification as usual.
+        // The driver notifies the device of the next request as usual.
         assert_eq!(guest.simple(&unmap(1, 0, 2 * PIECE - 1)), OK);
     }
 }

@@ -113,7 +113,7 @@ fn requests_wait_while_bus_mastering_is_off() {
         guest.kick();
         std::thread::sleep(SOON);
         assert_eq!(guest.used_index(), before);
-        // Mappings stay for the devices behind the virtio-iommu.
+        // Devices behind the virtio-iommu keep their mappings while the virtio-iommu may not use the bus.
         assert_eq!(guest.mapper.mapped_bytes(), 0x1000);
         set_bus_master(&guest.function, true);
         wait_for("an answer", || {
@@ -138,7 +138,7 @@ fn idle_poller_asks_for_notifications_again() {
 fn infrequent_cheap_requests_are_not_polled_for_forever() {
     let mut guest = running();
     make_polled(&mut guest, 1);
-    // Slow requests make the polling time long, so that later requests come well within the polling time.
+    // Slow requests make the polling time long, so that later requests arrive well within the polling time.
     guest.mapper.delay(Duration::from_millis(1));
     make_polled(&mut guest, 100);
     guest.mapper.delay(Duration::ZERO);
@@ -165,7 +165,7 @@ fn forbidden_poller_stops_polling() {
                 polled += usize::from(!notified);
             }
         }
-        // The thread may just have begun to poll, so some requests are still polled for.
+        // The thread may just have begun to poll, so it may still serve some requests by polling.
         assert!(polled < 20, "{polled} requests were polled for");
         guest.handle.allow_polling(true);
     }
@@ -202,7 +202,7 @@ fn pause_serves_all_requests_and_stops_polling_until_resume() {
             assert!(next_is_notified(&guest));
             let served = guest.function.save().unwrap().payload["common"]["queues"][0]["served"].clone();
             assert_eq!(served["next_avail"], guest.available);
-            // The thread must not access the queue any more.
+            // Give the thread time to access the queue. It must not access the queue after the pause.
             std::thread::sleep(Duration::from_millis(1));
             assert!(next_is_notified(&guest));
             guest.function.resume();

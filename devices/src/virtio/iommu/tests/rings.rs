@@ -99,19 +99,19 @@ fn broken_tables_need_a_reset() {
     let (leads_out, backwards) = ([readable(2), writable], [(BUFFERS, 4, WRITE | NEXT, 1), (BUFFERS, 20, 0, 0)]);
     let buffer_outside = [readable(1), (RAM as u64 - 2, 4, WRITE, 0)];
     let tables: [(&[Descriptor], u64, u32); 12] = [
-        // Wrong contents of the table.
+        // These tables have wrong contents.
         (&nested, TABLE, size(2)),
         (&circle, TABLE, size(2)),
         (&itself, TABLE, size(1)),
         (&leads_out, TABLE, size(2)),
         (&backwards, TABLE, size(2)),
         (&buffer_outside, TABLE, size(2)),
-        // Wrong length of the table.
+        // These tables have a wrong length.
         (&good, TABLE, 0),
         (&good, TABLE, 31),
         (&good, TABLE, size(1)),
         (&good, TABLE, !15),
-        // Wrong address of the table: partly and wholly outside memory.
+        // The first of these tables is partly outside memory, the second wholly.
         (&good[..1], RAM as u64 - 16, size(2)),
         (&[], u64::MAX - 15, size(2)),
     ];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver of the device, and the other end of its host interface.
+//! Test harness: a driver for the device under test, and the host's end of the device's host interface.
 
 use std::fs::File;
 use std::io;
@@ -70,7 +70,7 @@ impl Carrier for Host {
 }
 
 pub(super) struct Interface {
-    /// Other ends of the host interface, one for each pair.
+    /// The host's ends of the sockets, one for each pair.
     pub(super) host: Vec<UnixDatagram>,
     pub(super) requested: Arc<Mutex<Requested>>,
 }

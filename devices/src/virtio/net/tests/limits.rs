@@ -15,7 +15,7 @@ fn limits(size: u64, refill_time: Duration) -> Option<RateLimits> {
 
 #[test]
 fn rate_limits_are_per_direction_and_delay_without_loss() {
-    // The budget is 1000 bytes. It refills with 100 bytes per 10 ms.
+    // The budget is 1000 bytes, and grows by 100 bytes per 10 ms.
     let mut harness = Harness::limited(1, false, limits(1000, Duration::from_millis(100)));
     harness.start(true);
     for index in 0..8 {

@@ -111,7 +111,7 @@ fn packet_too_large_for_receive_buffers_is_counted_as_dropped() {
     harness.wait_used(RECEIVE, 1);
     assert_eq!(harness.used_len(RECEIVE, 0), 112);
 
-    // The same holds if all buffers of the queue together are too small.
+    // A packet is also dropped if all buffers that the queue can hold are together too small.
     let mut harness = Harness::new(1, false);
     harness.start(true);
     for index in 0..16 {

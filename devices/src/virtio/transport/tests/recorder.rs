@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Device that records the calls that it gets.
+//! Device that records the transport's calls.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

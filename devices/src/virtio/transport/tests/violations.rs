@@ -7,7 +7,7 @@ use super::*;
 
 const FAILED: u8 = 128;
 
-/// Each case has the values that the driver writes to the device status, and the value that it then reads.
+/// Each case has the values that the driver writes to the device status, and the value that the driver reads afterwards.
 #[test]
 fn status_that_breaks_the_order_starts_nothing() {
     let cases: &[(&str, &[u8], u8)] = &[
@@ -96,7 +96,7 @@ fn accesses_of_other_widths_change_nothing() {
             };
             assert!(legal || after == before, "{len} bytes at {offset} changed something");
         }
-        // A read of part of a register returns this part, and writes nothing beyond the buffer.
+        // A read of a part of a register returns this part. The device writes nothing beyond the buffer of the read.
         let harness = Harness::new();
         let mut bytes = vec![0xee; len + 1];
         harness.function.read_bar(0, COMMON + 17, &mut bytes[..len]);
@@ -110,8 +110,8 @@ fn notification_of_a_missing_queue_is_ignored() {
     harness.negotiate();
     harness.set_queue(0, 16, [0x1000, 0x2000, 0x3000]);
     harness.set_status(15);
-    // The device has two queues, and the driver has enabled only the first queue. The transport passes on notifications of both queues. The
-    // device itself must ignore a notification of a queue that is not enabled.
+    // The device has two queues, and the driver has enabled only the first queue. The transport passes notifications of both queues to the
+    // device. The device itself must ignore a notification of a queue that is not enabled.
     for (offset, data) in [(4, &[1, 0][..]), (8, &[2, 0]), (0x7c, &[31, 0]), (0xffc, &[0xff, 0xff])] {
         harness.write(NOTIFY + offset, data);
         assert_eq!(harness.status() & NEEDS_RESET, 0);

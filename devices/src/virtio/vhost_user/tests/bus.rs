@@ -45,13 +45,13 @@ fn server_has_the_queues_while_on_the_bus(model: impl Fn() -> Model) {
     assert_eq!(count(&server.take(), SET_VRING_KICK), 2);
     set_bus_master(&function, false);
     assert_eq!(count(&server.take(), GET_VRING_BASE), 2, "the queues were stopped before the write returned");
-    // A server that connects meanwhile gets no queue.
+    // A server that connects while bus mastering is off gets no queue.
     server.close();
     wait(|| device.counters().server_losses == 1);
     server.listen(Manner::default());
     wait(|| device.counters().server_connections == 2);
     assert_eq!(count(&server.wait_for(SET_MEM_TABLE), SET_VRING_KICK), 0);
-    // A resumed VM does not give the server a queue either.
+    // A pause and a resume of the VM do not give the server a queue either.
     function.pause();
     function.resume();
     assert_eq!(count(&server.take(), SET_VRING_KICK), 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests with servers that refuse, send wrong answers, do not answer, or close the connection. The front end never waits long for them,
+//! Tests with servers that refuse, send wrong answers, do not answer, or close the connection. The front end never waits long for a server,
 //! and checks all answers.
 
 use std::io::Write;
@@ -101,7 +101,7 @@ fn answers_sent_byte_by_byte_are_accepted() {
 
 #[test]
 fn server_dribbling_bytes_is_dropped_within_the_time_limit() {
-    // Each of the 20 bytes is in time, but together they take three times the limit.
+    // Each of the 20 bytes arrives in time, but all bytes together take three times the limit.
     let slow = Vice::Dribble(TIMES.other * 3 / 20);
     let begin = Instant::now();
     let error = refused(with(GET_FEATURES, slow.clone()));

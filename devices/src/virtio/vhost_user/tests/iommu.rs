@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of a device behind the virtio-iommu: its server asks for translations, and drops them.
+//! Tests of a device behind the virtio-iommu: the server asks for translations, and drops translations after an UNMAP.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -322,11 +322,11 @@ fn failed_iotlb_invalidation_fails_the_unmap_and_the_device() {
         (Vice::Answer(refuses), "refuses IOTLB_MSG (invalidate)"),
         (Vice::Answer(vec![0xff; 20]), "answers IOTLB_MSG (invalidate) with an invalid message"),
     ] {
-        // A server that answers gets the long limits, because the machine may be busy.
+        // For a server that answers, use the long limits, because the machine may be busy.
         let times = if matches!(vice, Vice::Silent) { TIMES } else { Times::default() };
         let mut card = Card::with_times(Manner { vices: [(IOTLB_MSG, vice)].into(), ..manner() }, times);
         card.map(IOVA, 0x8000, 0x1000, READ_WRITE);
-        // The update wants no answer. So the front end reports success, although the server misbehaves at the update.
+        // The front end wants no answer to the update. So it reports success, although the server misbehaves at the update.
         assert!(card.ask(IOVA, 1, 1));
         let begin = Instant::now();
         let outcome = card.mapper.unmap(IOVA, 0x1000);
@@ -384,7 +384,7 @@ fn server_flooding_misses_does_not_hold_up_unmaps() {
 fn server_that_does_not_read_translations_is_given_up() {
     let card = Card::new(manner());
     card.server.stop_reading();
-    // These requests want no answers. So the front end does not close the channel because of unread answers.
+    // The server wants no answers to these requests. So no unread answers make the front end close the channel.
     let mut asked = message(0x1000, 1, 1);
     asked[4] = 1;
     let mut flood = card.channel.try_clone().unwrap();

@@ -120,7 +120,7 @@ fn pairs_command_fails_if_the_server_refuses() {
 
 #[test]
 fn server_slow_at_each_queue_is_limited_per_control_command() {
-    // Each of four requests takes more than 200 ms. The limit for all of them is 500 ms.
+    // Each of four requests takes more than 200 ms. The limit for all four requests together is 500 ms.
     let slow =
         Manner { vices: [(SET_VRING_ENABLE, Vice::Dribble(Duration::from_millis(10)))].into(), ..Manner::default() };
     let Running { server, device, ram, .. } = Running::within(SHORT, slow, card(2), 4);
@@ -150,7 +150,7 @@ fn server_with_one_pair_serves_no_card_with_two() {
 #[test]
 fn net_card_continues_from_its_used_index_on_reconnect() {
     let Running { server, device, ram, interrupts } = Running::new(Manner::default(), card(1), 2);
-    // The server has used seven buffers, and still holds two buffers.
+    // The driver has added nine buffers. The server has used seven of these buffers, and still holds two.
     ram.write_obj(9u16, GuestAddress(RINGS[1] + 2)).unwrap();
     ram.write_obj(7u16, GuestAddress(RINGS[2] + 2)).unwrap();
     server.take();

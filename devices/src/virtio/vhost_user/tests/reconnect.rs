@@ -156,7 +156,7 @@ fn slow_next_server_delays_pause_by_at_most_one_operation() {
     server.close();
     wait(|| device.counters().server_losses == 1);
     server.take();
-    // Each answer takes more than 300 ms. The limit for all of them is 500 ms.
+    // Each answer takes more than 300 ms. The limit for all answers together is 500 ms.
     let slow = [SET_VRING_NUM, SET_VRING_BASE, SET_VRING_ADDR, SET_VRING_CALL];
     server.listen(at(&slow, &Vice::Dribble(Duration::from_millis(15))));
     server.wait_for(SET_VRING_NUM);
@@ -179,7 +179,8 @@ fn successive_slow_servers_share_one_connection_time_budget() {
         server.listen(manner.clone());
     }
     let asked = server.requests().iter().filter(|request| slow.contains(request)).count();
-    // The limit allows eight answers in time, and one late answer for each connection. It allows some more, because the budget refills.
+    // The budget allows eight answers in time, and one late answer for each connection. The budget refills slowly, so it allows some more
+    // answers.
     assert!(asked <= 21, "{asked} requests");
 }
 
@@ -198,7 +199,7 @@ fn reconnect_is_postponed_once_the_time_budget_is_spent() {
     wait(|| server.ended() == 2);
     server.take();
     server.listen(Manner::default());
-    // The first server writes an eventfd that the front end waits for. This must not cause an earlier attempt to connect.
+    // The first server writes an eventfd that the front end waits for. The wake-up must not cause an earlier attempt to connect.
     rustix::io::write(&of(&asked, SET_VRING_CALL).files[0], &1u64.to_ne_bytes()).unwrap();
     std::thread::sleep(Duration::from_millis(1500));
     let asked = server.requests();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Server that a test controls. It records requests, and can refuse, send wrong answers, not answer, or close the connection.
+//! Server that a test controls. The server records requests. It can refuse a request, send a wrong answer, send no answer, or close the
+//! connection.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSliceMut, Read, Write};
@@ -173,17 +174,17 @@ impl Server {
         self.log.sleeps.store(true, Ordering::SeqCst);
     }
 
-    /// Takes the requests since the last call.
+    /// Removes the requests since the last call from the record, and returns these requests.
     pub(super) fn take(&self) -> Vec<Asked> {
         std::mem::take(&mut *lock(&self.log.asked))
     }
 
-    /// Takes the requests since the last call. Returns their numbers.
+    /// Removes the requests since the last call from the record. Returns the numbers of these requests.
     pub(super) fn requests(&self) -> Vec<u32> {
         self.take().iter().map(|asked| asked.request).collect()
     }
 
-    /// Waits until the server has received `request`. Takes all requests so far.
+    /// Waits until the server has received `request`. Then removes all recorded requests, and returns them.
     pub(super) fn wait_for(&self, request: u32) -> Vec<Asked> {
         let asked = lock(&self.log.asked);
         let missing = |asked: &mut Vec<Asked>| asked.iter().all(|one| one.request != request);
@@ -200,7 +201,7 @@ impl Drop for Server {
     }
 }
 
-/// Reads a header, with the files that come with it. Returns `None` at the end of the connection.
+/// Reads a header, and the files that are attached to the header. Returns `None` at the end of the connection.
 fn receive(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<Option<Vec<OwnedFd>>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

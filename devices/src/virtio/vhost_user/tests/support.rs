@@ -31,7 +31,7 @@ pub(super) const RINGS: [u64; 3] = [0x1000, 0x2000, 0x3000];
 /// Interrupt implementation that records the notifications to the driver.
 #[derive(Default)]
 pub(super) struct InterruptRecord {
-    /// Interrupt eventfds by queue. A queue beyond the end has none.
+    /// Interrupt eventfds by queue. A queue whose index is beyond the end has no interrupt eventfd.
     pub(super) events: Vec<EventFd>,
     pub(super) used: AtomicU32,
     pub(super) changed: AtomicU32,
@@ -64,7 +64,7 @@ impl Interrupt for InterruptRecord {
     }
 }
 
-/// Waits until `what` holds.
+/// Waits until `what` returns true.
 pub(super) fn wait(what: impl Fn() -> bool) {
     let start = Instant::now();
     while !what() {

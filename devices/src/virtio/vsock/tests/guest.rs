@@ -18,7 +18,7 @@ use crate::virtio::vsock::spec::{HOST_CID, TYPE_STREAM, op};
 use crate::virtio::vsock::unix::Listener;
 
 pub(super) const CID: u64 = 3;
-/// Maximum connections.
+/// Maximum number of connections.
 pub(super) const CONNECTIONS: usize = 300;
 /// Size of the guest's buffer for a connection, in bytes.
 pub(super) const ROOM: u32 = 256 << 10;
@@ -152,7 +152,7 @@ impl Guest {
     }
 }
 
-/// Reads a line, and nothing after it.
+/// Reads a line, and no bytes after the line.
 pub(super) fn line(stream: &mut UnixStream) -> String {
     let mut line = Vec::new();
     while line.last() != Some(&b'\n') {

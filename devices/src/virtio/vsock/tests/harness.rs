@@ -19,11 +19,11 @@ pub(super) const RAM: usize = 0x10_0000;
 /// Address of the first queue's buffers. The next queue's buffers follow them.
 const BUFFERS: u64 = 0x2_0000;
 const BUFFERS_SIZE: u64 = 0x2_0000;
-/// Bytes of buffers per chain.
+/// Total size of the buffers of a chain, in bytes.
 const BUFFER: u64 = 0x8000;
-/// Maximum chains in a queue.
+/// Maximum number of chains in a queue.
 pub(super) const CHAINS: u16 = 4;
-/// Maximum descriptors in a chain.
+/// Maximum number of descriptors in a chain.
 const EACH: u16 = 4;
 
 const RINGS: Rings = Rings { first: [0x1000, 0x2000, 0x3000], stride: 0x3000, size: CHAINS * EACH };
@@ -146,7 +146,7 @@ impl Harness {
     }
 
     /// Waits until the device has handled all earlier events of the host and the guest. Sends two packets that the device does not answer.
-    /// When the device has read the second packet, it has completed its pass with the first packet.
+    /// The device reads the second packet only after it has completed the work of the pass in which it read the first packet.
     pub(super) fn looked(&mut self) {
         (0..2).for_each(|_| self.say(Ports { guest: 1, host: 1 }, op::RST));
     }

@@ -38,7 +38,7 @@ fn wrong_type_or_dst_cid_is_reset_and_wrong_source_ignored() {
     guest.send(&Header { dst_cid: 77, ..Guest::header(PORTS, op::REQUEST) }, &[]);
     let reset = guest.expect(op::RST);
     assert_eq!(reset.src_cid, 77);
-    // A packet with a wrong source gets no answer, because there is no valid address for it.
+    // The device does not answer a packet with a wrong source, because the answer would have no valid destination.
     for (src_cid, src_port) in [(CID + 1, 1), (HOST_CID, 1), (u64::MAX, 1), (CID, PORT_ANY)] {
         guest.send(&Header { src_cid, src_port, ..Guest::header(PORTS, op::REQUEST) }, &[]);
         assert!(guest.next().is_none());
@@ -84,7 +84,7 @@ fn response_before_the_request_is_reset() {
     let mut guest = Guest::new();
     let mut client = guest.client(5);
     guest.turn();
-    // The request was not sent to the guest yet, but the guest can guess its port easily.
+    // The device has not sent the request to the guest yet, but the guest can easily guess the request's port.
     guest.say(Ports { guest: 5, host: 1 << 30 }, op::RESPONSE);
     guest.expect(op::RST);
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
@@ -122,7 +122,7 @@ fn number_of_connections_is_bounded() {
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
     drop(kept.pop());
     assert_eq!(guest.expect(op::SHUTDOWN).flags, shutdown::BOTH);
-    // The connection exists until the guest has answered.
+    // The connection counts towards the limit until the guest has answered the shutdown.
     guest.say(Ports { guest: u32::try_from(CONNECTIONS).unwrap() - 1, host: 52 }, op::RST);
     guest.of_host(1);
 }
@@ -172,7 +172,7 @@ fn client_with_invalid_first_line_is_closed() {
         client.write_all(words.as_bytes()).unwrap();
         guest.turn();
         let end = client.read(&mut [0; 8]);
-        // If the closed socket has unread data, the client gets a connection reset instead of an end of stream.
+        // If the closed socket has unread data, the client reads a connection reset instead of an end of stream.
         assert!(matches!(end, Ok(0)) || end.is_err(), "{words:?}");
         assert!(guest.next().is_none());
     }
@@ -244,7 +244,7 @@ proptest! {
                     peers.push(client);
                     guest.turn();
                 }
-                // The peers may be gone, or their sockets full.
+                // The write may fail: a peer may have closed its socket, or its socket may be full.
                 Act::Write(which) => drop(peers.get(which % count).map(|mut peer| peer.write(&[1; 3000]))),
                 Act::Read(which) => drop(peers.get(which % count).map(|mut peer| peer.read(&mut [0; 3000]))),
                 Act::Close(which) => drop((which % count < peers.len()).then(|| peers.swap_remove(which % count))),

@@ -50,7 +50,7 @@ fn client_line_is_handled_once_complete() {
         slow.write_all(&[*byte]).unwrap();
         assert!(guest.next().is_none(), "the guest is not sent a request yet");
     }
-    // Other clients do not wait for this one.
+    // Other clients do not wait for this client.
     let (_, _other) = guest.of_host(7);
     slow.write_all(b"\nearly").unwrap();
     let request = guest.expect(op::REQUEST);
