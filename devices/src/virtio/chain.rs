@@ -60,7 +60,7 @@ impl<M> From<DescriptorChain<M>> for Chain<M> {
 pub(crate) struct Walk<M> {
     chain: DescriptorChain<M>,
     slot: Option<&'static Slot>,
-    /// Number of bytes so far: device-readable, then device-writable.
+    /// Numbers of bytes in the buffers so far: device-readable bytes, then device-writable bytes.
     sizes: [usize; 2],
     /// Maximum number of further buffers.
     left: u16,
@@ -124,8 +124,8 @@ pub(crate) struct Request<'m> {
 ///
 /// # Errors
 /// The chain breaks one of these rules, and the error text names it:
-/// * Its links stay in the table and form no loop.
-/// * It is no longer than its queue.
+/// * The chain's links stay in the table and form no loop.
+/// * The chain is not longer than its queue.
 /// * No readable buffer follows a writable one (virtio 1.3, section 2.7.4.2).
 /// * Each readable buffer that is copied is in guest memory.
 pub(crate) fn read_request<'m>(

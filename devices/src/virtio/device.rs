@@ -298,6 +298,6 @@ pub trait VirtioDevice: Send + Sync {
     /// transport starts the queues afterwards.
     ///
     /// # Errors
-    /// The device rejects part of the state. It must be reset before further use.
+    /// The device rejects part of the state. The device must be reset before further use.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError>;
 }

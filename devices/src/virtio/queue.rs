@@ -60,7 +60,7 @@ impl DeviceQueue {
                 return Ok(None);
             }
             // The available ring is not empty. Either the driver has just added a chain, or virtio-queue cannot read the ring's element. In
-            // both cases, virtio-queue returns `None`. So try once more, and then fail.
+            // both cases, virtio-queue returns `None`. So try a second time, and return an error if the second try finds no chain either.
             None => self.queue.iter(memory)?.next().ok_or(Error::InvalidAvailRingIndex)?,
         };
         let slot = self.record.as_mut().map(|Record { ring, numbers, .. }| {

@@ -20,7 +20,7 @@ const DESCRIPTORS: u64 = 0x1_0000;
 const AVAILABLE: u64 = 0x2_0000;
 const USED: u64 = 0x3_0000;
 
-/// Queue with a device that serves it and a driver that fills it.
+/// Queue, with a driver that adds chains and a device that serves the chains.
 pub struct QueueLoad {
     ram: Arc<Ram>,
     queue: DeviceQueue,

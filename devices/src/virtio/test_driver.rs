@@ -302,8 +302,8 @@ impl<D, M> TestDriver<D, M> {
         (self.added, self.descriptors) = (old.added, old.descriptors);
     }
 
-    /// Continues as the driver of `old`, and restores the state of the device of `old` in the device of `self`. The device of `old` must be
-    /// paused, and the device of `self` must have the same mappings.
+    /// Continues as the driver of `old`. Saves the state of the device of `old`, and restores the state in the device of `self`. The device
+    /// of `old` must be paused, and the device of `self` must have the same mappings.
     pub(super) fn restore_from(&mut self, old: &Self) {
         self.continue_from(old);
         let state = old.function.save().unwrap();
@@ -312,7 +312,7 @@ impl<D, M> TestDriver<D, M> {
         assert_eq!(self.function.save().unwrap(), state);
     }
 
-    /// Checks that the device rejects `state` with `value` at `pointer`, and that it can be reset afterwards.
+    /// Checks that the device rejects `state` with `value` at `pointer`, and that the device can be reset afterwards.
     pub(super) fn refuses(&self, state: &DeviceState, pointer: &str, value: &Value) {
         let mut state = state.clone();
         // The state may not contain the field yet, so insert the field into its object.

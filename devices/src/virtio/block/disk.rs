@@ -33,7 +33,7 @@ pub(super) struct Disk {
     pub(super) affinity: BTreeMap<u16, HostCpus>,
 }
 
-/// Owner of a queue's kernel I/O to guest memory. It cancels the I/O when the guest memory is unmapped.
+/// Owner of a queue's kernel I/O to guest memory. The owner cancels the I/O when the guest memory is unmapped.
 pub(super) struct Owner {
     queue: u16,
     interrupt: Arc<dyn Interrupt>,

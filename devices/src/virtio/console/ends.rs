@@ -40,7 +40,8 @@ pub(super) struct Incoming {
 impl Incoming {
     /// Returns the size if the driver must be notified of it.
     pub(super) fn news(&self) -> Option<Size> {
-        // Before the first notification, the driver uses a size of its own choice. It needs no notification while the real size is unknown.
+        // Before the first notification, the driver uses a size of its own choice. The driver needs no notification while the real size is
+        // unknown.
         let known = self.announced.unwrap_or_default();
         (self.size != known).then_some(self.size)
     }

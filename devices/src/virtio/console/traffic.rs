@@ -26,8 +26,8 @@ pub(super) const QUEUES: usize = 2;
 const BATCH: usize = 64;
 /// Maximum number of bytes that the driver may print with one request. The limit ensures that input does not wait too long.
 pub(super) const MOST_PRINTED: usize = 1 << 20;
-/// Number of bytes that are printed at a time. A pause waits for one piece. The output gives up if its reader makes no room within half a
-/// second, so a piece must be small. A slow serial line (9600 bit/s) transmits 256 bytes in about 0.3 s.
+/// Number of bytes that are printed at a time. A pause waits for one piece. The output waits at most half a second until its reader makes
+/// room, so a piece must be small. A slow serial line (9600 bit/s) transmits 256 bytes in about 0.3 s.
 const PIECE: usize = 256;
 
 /// Task of the thread that serves the queues.

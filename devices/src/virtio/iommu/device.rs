@@ -33,8 +33,8 @@ const QUEUE_SIZES: [u16; 2] = [256, 64];
 ///
 /// The thread of the vCPU that notifies the device serves the requests. Linux's driver spins with interrupts off until the answer arrives,
 /// and the wake-up of another thread would only lengthen this wait. When requests arrive fast, a polling thread serves them without
-/// notifications ([`poller`](super::poller)). Faults are delivered by the thread that reports them, or when the driver adds buffers for
-/// them.
+/// notifications ([`poller`](super::poller)). The thread that reports a fault also delivers the fault. If the event queue has no buffer,
+/// the fault is delivered when the driver adds a buffer.
 ///
 /// The size of a batch is bounded. Requests beyond the batch wait for their own notification, or for the polling thread. See
 /// [`ask_for_notifications`](crate::virtio::notification::ask_for_notifications).

@@ -62,7 +62,7 @@ impl IommuHandle {
         Self { engine, device, windows, devices, interrupt, interruption }
     }
 
-    /// Puts an endpoint behind the IOMMU. From then on, its DMA can access only memory that the guest maps.
+    /// Puts an endpoint behind the IOMMU. From then on, the endpoint's DMA can access only memory that the guest maps.
     ///
     /// # Errors
     /// The ID is in use, or the host cannot provide the translations that the device configuration promises.

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Number of notifications for each measurement.
+/// Number of notifications per measurement. Only the last of these notifications is measured.
 const SAMPLE: u32 = 16;
 /// Maximum time to poll for the next request, as a multiple of the duration of one request. So the thread polls only while requests keep a
 /// CPU busy for at least 1/32 of the time.

@@ -56,7 +56,7 @@ pub(super) struct Queues {
     stalls: Mutex<Histogram>,
 }
 
-/// View of the available ring, for the polling thread. It shows new requests without a lock.
+/// View of the available ring, for the polling thread. The view shows new requests without a lock.
 pub(super) struct Watch {
     number: u64,
     memory: Arc<Ram>,
@@ -295,8 +295,8 @@ fn lock_or_wait<T>(mutex: &Mutex<T>) -> (MutexGuard<'_, T>, bool) {
 }
 
 impl Active {
-    /// Serves a queue after a notification, or after polling has found requests. Then delivers faults if `queue` is the event queue, or if
-    /// faults are pending, because a request can cause a fault.
+    /// Serves a queue after a notification, or after polling has found requests. Then delivers faults if `queue` is the event queue. Also
+    /// delivers faults if a request has caused faults.
     fn serve(&mut self, queue: u16, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
         let (mut engine, late) = lock_or_wait(engine);
         if let (REQUEST_QUEUE, Some(requests)) = (queue, &mut self.requests) {

@@ -18,7 +18,7 @@ const LEAST: Duration = Duration::from_micros(200);
 pub(super) struct Stalls {
     /// Last time when the thread certainly ran.
     at_work: Instant,
-    /// Shortest time between two reads of the clock without requests. It is long on an emulated host.
+    /// Shortest time between two reads of the clock without requests. This time is long on an emulated host.
     chunk: Option<Duration>,
 }
 
@@ -35,8 +35,8 @@ impl Stalls {
         self.at_work = now;
     }
 
-    /// Records that requests were found and were served between these times. If the thread had no CPU before, returns the maximum time
-    /// that the requests waited.
+    /// Records that requests were found, and were served between the times `began` and `ended`. If the thread had no CPU before, returns
+    /// the maximum time that the requests waited.
     pub(super) fn served(&mut self, (began, ended): (Instant, Instant)) -> Option<Duration> {
         let away = began.saturating_duration_since(self.at_work);
         self.at_work = ended;

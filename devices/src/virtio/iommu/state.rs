@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Saved state of a virtio-iommu. It does not contain the bytes of bounce windows. The VMM saves them with the guest's RAM, and restores
-//! them after the state, through [`IommuHandle::with_window_chunk`](super::IommuHandle::with_window_chunk).
+//! Saved state of a virtio-iommu. The state does not contain the bytes of bounce windows. The VMM saves these bytes with the guest's RAM.
+//! After the state is restored, the VMM restores the bytes through
+//! [`IommuHandle::with_window_chunk`](super::IommuHandle::with_window_chunk).
 
 use iommu_bounce::{Engine, EngineState};
 
@@ -19,7 +20,7 @@ pub(super) fn save(engine: &Engine) -> Result<DeviceState, StateError> {
 /// Restores `state` in an engine that is new or was just reset, and in the memory of its windows.
 ///
 /// # Errors
-/// Part of the state is rejected. The engine and the windows are then in the state after a reset.
+/// Part of the state is rejected. The engine and the windows are then in the reset state.
 pub(super) fn restore(
     engine: &mut Engine,
     windows: Option<&WindowMemory>,

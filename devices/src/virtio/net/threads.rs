@@ -17,9 +17,9 @@ use crate::virtio::queue_worker::{QueueTask, QueueWorker, Thread};
 use crate::virtio::{Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
-/// Role of the threads that serve a pair of queues. They read and write the file of the host interface.
+/// Role of the threads that serve a pair of queues. These threads read and write the files of the host interface.
 pub const ROLE: ThreadRole = ThreadRole { name: "net", calls: &[] };
-/// Role of the thread that serves the control queue. It configures the host interface.
+/// Role of the thread that serves the control queue. This thread configures the host interface.
 pub const CONTROL_ROLE: ThreadRole = ThreadRole { name: "net_control", calls: &[calls::TAP] };
 
 /// Creates the threads of a device with `queues` queues. The device has `most` pairs, and its driver uses `pairs` of them.

@@ -45,7 +45,7 @@ enum Step {
     Served,
     /// There is no request.
     Empty,
-    /// This number of random bytes is needed first.
+    /// The device needs this number of random bytes before it can serve the request.
     Needs(usize),
 }
 

@@ -116,7 +116,7 @@ pub(super) fn build(shape: &Shape) -> Space {
     if shape.config_len != 0 {
         add(&mut config, &structure(CFG_DEVICE, STRUCTURES_BAR, DEVICE, shape.config_len), &[]);
     }
-    // A driver uses the first notification capability that it supports (virtio 1.3, section 4.1.4.1).
+    // A driver uses the first notification capability that it supports (virtio 1.3, section 4.1.4.1). So the I/O port BAR comes first.
     for (bar, offset) in [(NOTIFY_BAR, 0), (STRUCTURES_BAR, NOTIFY)] {
         let mut notify = structure(CFG_NOTIFY, bar, offset, notify_len);
         notify.extend(NOTIFY_MULTIPLIER.to_le_bytes());

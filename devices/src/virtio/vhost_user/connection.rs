@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Connection to a server, which may be broken or hostile. If the server does not answer a request in time, it is *gone*: the connection
-//! keeps the reason, and all later requests fail at once.
+//! Connection to a server, which may be broken or hostile. If a server does not answer a request in time, the server is *gone*: the
+//! connection keeps the reason, and all later requests fail immediately.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Counters of the front end of a vhost-user device. The guest's requests bypass the front end, so it cannot count them.
+//! Counters of the front end of a vhost-user device. The guest's requests bypass the front end, so the front end cannot count the requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

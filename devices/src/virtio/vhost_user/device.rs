@@ -25,7 +25,7 @@ use crate::sync::lock;
 use crate::virtio::device::read_bytes;
 use crate::virtio::{DeviceError, DeviceProperties, Driver, QueueState, VirtioDevice};
 
-/// Error text for a save or restore.
+/// Error text for an attempt to save or restore the device.
 const NO_STATE: &str = "the state is in the vhost-user server; remove the device first";
 
 /// Front end of a vhost-user device.
@@ -141,7 +141,7 @@ impl VirtioDevice for VhostUserDevice {
         of_server.or_else(|| self.control.as_ref()?.doorbell(queue))
     }
 
-    /// Notifies the queue when the kernel has no doorbell connected.
+    /// Notifies the server of new buffers in `queue`, after the driver's notification has exited to the VMM.
     fn notify(&self, queue: u16) -> Result<(), DeviceError> {
         if let Some(doorbell) = self.control.as_ref().and_then(|control| control.doorbell(queue)) {
             // The write fails only if the eventfd's counter would overflow.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Eventfds of a queue, which exist as long as the device.
+//! Eventfds of a queue. The eventfds exist as long as the device.
 
 use vmm_sys_util::eventfd::EventFd;
 

@@ -40,7 +40,7 @@ impl Kicker {
         Ok(Self(shared))
     }
 
-    /// Notifies the server, so that it checks this queue.
+    /// Notifies the server, so that the server checks this queue.
     pub(super) fn kick(&self, queue: u16) {
         if let Some(wanted) = lock(&self.0.state).wanted.get_mut(usize::from(queue)) {
             *wanted = true;

@@ -61,7 +61,7 @@ impl Address {
         lock(&self.budget).allows(Instant::now()) < self.times.other / SPENT
     }
 
-    /// Connects to the server. Fails at once if the server does not listen.
+    /// Connects to the server. Fails immediately if the server does not listen.
     pub(super) fn connect(&self) -> Result<Connected, ServerError> {
         let socket = connect_now(&self.path).map_err(|source| self.no_server(source))?;
         self.take(socket)

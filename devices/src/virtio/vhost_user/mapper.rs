@@ -28,8 +28,8 @@ use crate::windows::WindowMemory;
 
 /// Mapper that fills the device's table of mappings.
 ///
-/// When an UNMAP has succeeded, the server has no translation of the range any more. If the server does not confirm this in time, the UNMAP
-/// and the device fail.
+/// When an UNMAP has succeeded, the server has no translation of the range any more. If the server does not confirm the UNMAP in time, the
+/// UNMAP and the device fail.
 pub struct VhostUserMapper {
     table: MapperTable,
     shared: Arc<Shared>,

@@ -2,9 +2,9 @@
 
 //! Packets in the guest's memory (virtio 1.4, section 5.10.6). The driver may split a packet into buffers of any number and size.
 //!
-//! The crate `virtio-vsock` only supports packets with one buffer, or with a header and one data buffer. It also requires each buffer to be
-//! contiguous in host memory. A driver with zero-copy transmission (Linux 6.7 and later) sends many buffers. Behind the virtio-iommu, a
-//! buffer that is contiguous in IOVAs need not be contiguous in host memory.
+//! The crate `virtio-vsock` only supports packets with one buffer, or with a header and one data buffer. The crate also requires each
+//! buffer to be contiguous in host memory. A driver with zero-copy transmission (Linux 6.7 and later) sends many buffers. Behind the
+//! virtio-iommu, a buffer that is contiguous in IOVAs need not be contiguous in host memory.
 
 use vm_memory::{Bytes, GuestAddress};
 

@@ -19,7 +19,7 @@ use crate::listening_socket::{Clients, ListeningSocket};
 /// Maximum length of a client's first line: `CONNECT`, a space, a port, and a line break.
 const MOST_LINE: usize = 32;
 
-/// Socket that host programs connect to. Its file is removed when the listener is dropped, unless the socket was inherited.
+/// Socket that host programs connect to. The socket's file is removed when the listener is dropped, unless the socket was inherited.
 pub struct Listener {
     socket: ListeningSocket,
     /// Path prefix of the sockets on which host programs serve ports. An inherited socket may have no path that can serve as the prefix.

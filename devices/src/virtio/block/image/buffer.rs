@@ -31,8 +31,8 @@ impl Buffer {
         self.0.as_mut_ptr().cast()
     }
 
-    /// Returns the buffer's bytes. Nothing else may access the memory while the caller uses them, so no kernel I/O to the buffer may be
-    /// under way.
+    /// Returns the buffer's bytes. Nothing else may access the memory while the caller uses the bytes, so no kernel I/O to the buffer may
+    /// be under way.
     pub(in crate::virtio::block) fn bytes_mut(&mut self) -> &mut [u8] {
         let len = self.0.len() * PAGE;
         // SAFETY: A page consists of initialised bytes without padding, and the pages follow each other without a gap.

@@ -78,7 +78,7 @@ pub struct Image {
     /// True if the file is in the host's memory.
     in_memory: bool,
     read_only: bool,
-    /// Lock of the image. It is dropped after all fields that read and write the image. `None` for an image from `made_up`.
+    /// Lock of the image. The lock is dropped after all fields that read and write the image. `None` for an image from `made_up`.
     lock: Option<ImageLock>,
 }
 

@@ -25,7 +25,7 @@ use rustix::fs::{Mode, OFlags, open};
 
 use super::error::ImageError;
 
-/// First byte that is locked as a mark. The bytes before it belong to the image.
+/// First byte that is locked as a mark. The bytes before this byte belong to the image.
 const MARKS: i64 = 1 << 62;
 /// Maximum time that the next user waits until the requests of a process that has ended are done.
 const LAST_WRITES: Duration = Duration::from_secs(10);
@@ -37,7 +37,7 @@ const LOOK_AGAIN: Duration = Duration::from_micros(500);
 /// Number of images that were opened read-only.
 static READERS: AtomicI64 = AtomicI64::new(0);
 
-/// Lock of an image. Dropping it releases the lock. Drop it after the image's file.
+/// Lock of an image. Dropping the value releases the lock. Drop the value after the image's file.
 #[derive(Debug)]
 pub(super) struct ImageLock {
     file: File,
@@ -150,7 +150,7 @@ fn reader_mark() -> i64 {
     MARKS + 1 + (i64::from(std::process::id()) << 24 | number)
 }
 
-/// Returns a lock of `len` bytes from `start` on. A `len` of 0 means up to the maximum file offset.
+/// Returns the `flock` structure for a lock of `len` bytes from `start` on. A `len` of 0 means up to the maximum file offset.
 fn range(kind: i32, start: i64, len: i64) -> libc::flock {
     // SAFETY: All fields of `flock` are integers, so all-zero bytes are a valid `flock`.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };

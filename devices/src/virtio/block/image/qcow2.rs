@@ -102,7 +102,7 @@ impl Qcow2Image {
             access.resize(bytes, fill)?;
             access.flush()?;
             access.sync()?;
-            // The L1 table may have grown and moved.
+            // The resize may have enlarged and moved the L1 table, so read its position again.
             let header = qcow2_header::check(&self.file, true).map_err(io::Error::other)?;
             *lock(&self.l1) = L1Table::at(header.l1);
             Ok(())

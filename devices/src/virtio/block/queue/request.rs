@@ -10,7 +10,7 @@ use crate::virtio::block::config_space::MAX_ZEROES_SECTORS;
 use crate::virtio::block::spec::{HEADER, SECTOR, request};
 use crate::virtio::chain::{Chain, OUTSIDE, walk};
 
-/// Weight of a discard in bytes. The host only updates the metadata of the file, for a few ranges.
+/// Weight of a discard in bytes. The weight is small, because the host only updates the file's metadata for a few ranges.
 const DISCARD_WEIGHT: u64 = 1 << 20;
 
 /// Request: its header, and the location of its data and status.

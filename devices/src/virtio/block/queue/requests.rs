@@ -38,7 +38,7 @@ use crate::worker::{Orders, Task, Wait};
 
 /// Maximum number of requests that are read from the queue at a time.
 const BATCH: usize = 16;
-/// Maximum number of requests at a time that counts as few.
+/// Limit for few requests: at most this number of requests at a time counts as few.
 const FEW: usize = 4;
 /// Maximum total bytes of the requests under way. The limit keeps pauses short, because a pause waits for all these requests. A single
 /// request may be larger.
@@ -295,8 +295,8 @@ impl Requests {
         self.read = read;
     }
 
-    /// Starts a request. If it is already complete, returns its answer. `are_few` is true if few requests start now and no request is under
-    /// way.
+    /// Starts a request. If the request is already complete, returns the request's answer. `are_few` is true if few requests start now and
+    /// no request is under way.
     fn start(&mut self, request: Request, are_few: bool) -> Option<Answer> {
         let (head, place, weight) = (request.head, request.status, request.weight());
         match prepare(request, &self.disk, &self.driver.memory, &self.owner, self.durable) {

@@ -45,7 +45,7 @@ pub(in crate::virtio::block) fn list(buffers: &[IoBuffer]) -> Buffers {
     Buffers { first: buffers.as_ptr().cast(), count: buffers.len().min(MAX_BUFFERS) }
 }
 
-/// Access of the kernel to the guest's memory.
+/// Way in which the kernel accesses the guest's memory.
 enum Memory {
     /// The kernel uses the guest's buffers directly.
     Lent {

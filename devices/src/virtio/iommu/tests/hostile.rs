@@ -148,7 +148,8 @@ fn random_rings_and_descriptors_do_no_harm() {
     assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
 }
 
-/// Sets a flag when it is dropped, even if a test fails. Otherwise the threads that watch the flag would never end.
+/// Value that sets a flag when the value is dropped, even if a test fails. Without the flag, the threads that watch the flag would never
+/// end.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {

@@ -134,7 +134,7 @@ fn server_slow_at_every_request_is_limited_per_operation() {
 
 #[test]
 fn server_flooding_config_changes_does_not_hold_up_pauses() {
-    // Each answer takes about 50 ms. The budget is not charged for this.
+    // Each answer takes about 50 ms. The budget is not charged for these answers.
     let Running { server, device, .. } =
         Running::new(with(GET_CONFIG, Vice::Dribble(Duration::from_micros(500))), Model::block(1, 64), 1);
     let asked = server.take();

@@ -22,7 +22,8 @@ fn turned(asked: &[Asked]) -> Vec<(u32, bool)> {
     turns.map(|one| (word(one, 0), word(one, 4) == 1)).collect()
 }
 
-/// Addresses of the control queue: descriptor table, available ring, used ring, command and answer. The other queues do not use these.
+/// Addresses of the control queue: descriptor table, available ring, used ring, command and answer. The other queues do not use these
+/// addresses.
 const CONTROL: [u64; 5] = [0x4000, 0x4400, 0x4800, 0x4c00, 0x4d00];
 
 fn start_control(device: &VhostUserDevice) {
