@@ -123,7 +123,7 @@ pub(crate) struct Request<'m> {
 /// Walks `chain` and copies the start of its readable part to `buffer`.
 ///
 /// # Errors
-/// The chain breaks one of these rules, and the error text names it:
+/// The chain breaks one of these rules, and the error text names the rule:
 /// * The chain's links stay in the table and form no loop.
 /// * The chain is not longer than its queue.
 /// * No readable buffer follows a writable one (virtio 1.3, section 2.7.4.2).

@@ -207,8 +207,8 @@ pub trait VirtioDevice: Send + Sync {
     fn activate(&self, driver: Driver) {
         self.queues().into_iter().for_each(|queues| queues.activate(driver.clone()));
     }
-    /// Starts serving `queue`, which the driver has set up. If the queue was stopped before, `queue` contains its position at the stop.
-    /// If the device is paused, the queue is served once the device is resumed.
+    /// Starts serving `queue`, which the driver has set up. If the queue was stopped before, `queue` contains the position at which the
+    /// queue was stopped. If the device is paused, the queue is served once the device is resumed.
     ///
     /// # Errors
     /// The host cannot start a thread for the queue.

@@ -3,8 +3,8 @@
 //! virtio-balloon: returns guest memory to the host (virtio 1.3, section 5.5). The device returns the pages in the balloon, and the pages
 //! that the driver reports as free.
 //!
-//! [`spec`] has the specification's constants, and `device` is the interface to the transport. `traffic` is the task of the thread that
-//! serves the queues, and `state` is the saved state. [`Reclaim`] decides which pages can be returned.
+//! [`spec`] contains the specification's constants, and `device` is the interface to the transport. `traffic` is the task of the thread
+//! that serves the queues, and `state` is the saved state. [`Reclaim`] decides which pages can be returned.
 
 mod counters;
 mod device;

@@ -2,8 +2,9 @@
 
 //! virtio-console: a terminal for the guest with a single port (virtio 1.3, section 5.3).
 //!
-//! [`spec`] has the specification's constants, and `device` is the interface to the transport. `ends` is the host's side of the console,
-//! which the device and its thread share. `traffic` is the task of the thread that serves the queues, and `state` is the saved state.
+//! [`spec`] contains the specification's constants, and `device` is the interface to the transport. `ends` is the host's side of the
+//! console, which the device and its thread share. `traffic` is the task of the thread that serves the queues, and `state` is the saved
+//! state.
 
 mod counters;
 mod device;

@@ -17,7 +17,7 @@ pub mod queue {
 
 /// Feature bits (section 5.3.3).
 pub mod feature {
-    /// The configuration has the size of the terminal.
+    /// The configuration contains the size of the terminal.
     pub const SIZE: u64 = 1 << 0;
 }
 

@@ -19,7 +19,7 @@ use crate::sync::{lock, lock_soon};
 use crate::virtio::Interrupt;
 use crate::windows::WindowMemory;
 
-/// Settings and current usage of a virtio-iommu device. The engine's [`Report`] has latencies, and counters per domain and endpoint.
+/// Settings and current usage of a virtio-iommu device. The engine's [`Report`] contains latencies, and counters per domain and endpoint.
 #[derive(Clone, Debug, Default)]
 pub struct IommuStatus {
     /// Totals of the engine.

@@ -35,7 +35,7 @@ use crate::ram::Ram;
 use crate::sync::lock;
 use crate::windows::{WindowError, WindowMemory, WindowMemoryConfig};
 
-/// Memory region of bounce windows. [`EngineConfig::window`] has the budget.
+/// Memory region of bounce windows. [`EngineConfig::window`] contains the budget.
 pub struct WindowRegion {
     /// Size of the shared memory region in bytes, a multiple of `chunk_size`. The budget cannot exceed this size.
     pub size: u64,

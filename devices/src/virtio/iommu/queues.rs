@@ -309,7 +309,7 @@ impl Active {
         if queue == EVENT_QUEUE || engine.has_faults() { self.deliver(&mut engine) } else { Ok(()) }
     }
 
-    /// Asks for notifications again, and serves the requests in the queue, at most as many as the queue holds.
+    /// Asks for notifications again, and serves the requests in the queue. Serves at most as many requests as the queue holds.
     fn drain(&mut self, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
         let Some(requests) = &mut self.requests else { return Ok(()) };
         if requests.resume_notifications(&self.memory)? { self.serve(REQUEST_QUEUE, engine) } else { Ok(()) }

@@ -69,7 +69,7 @@ impl NetTraits {
         config
     }
 
-    /// Returns the sizes of all queues. With several pairs, the control queue comes last.
+    /// Returns the sizes of all queues. A device with several pairs also has a control queue as its last queue.
     fn queue_sizes(&self) -> Vec<u16> {
         let mut sizes = vec![self.queue_size; usize::from(self.pairs) * 2];
         sizes.extend((self.pairs > 1).then_some(CONTROL_QUEUE_SIZE));

@@ -210,7 +210,7 @@ impl Receive {
         Ok(Step::Done)
     }
 
-    /// Counts the current packet as dropped, because it is too large for the driver's buffers.
+    /// Counts the current packet as dropped, because the packet is too large for the driver's buffers.
     fn lose(&self) -> Step {
         count(&self.link.counts.rx_dropped, 1);
         Step::Done

@@ -22,9 +22,9 @@ pub const MIN_FRAME: usize = 14;
 pub const CSUM: u64 = 1 << bindings::VIRTIO_NET_F_CSUM;
 /// The driver accepts packets without a checksum.
 pub const GUEST_CSUM: u64 = 1 << bindings::VIRTIO_NET_F_GUEST_CSUM;
-/// The configuration has the device's MTU.
+/// The configuration contains the device's MTU.
 pub const MTU: u64 = 1 << bindings::VIRTIO_NET_F_MTU;
-/// The configuration has the device's MAC address.
+/// The configuration contains the device's MAC address.
 pub const MAC: u64 = 1 << bindings::VIRTIO_NET_F_MAC;
 /// The driver accepts large packets of TCP over IPv4.
 pub const GUEST_TSO4: u64 = 1 << bindings::VIRTIO_NET_F_GUEST_TSO4;

@@ -6,8 +6,8 @@
 //! durable on the host's disk. The memory is a shared memory region in a BAR. For drivers that do not support shared memory regions, the
 //! device configuration contains the BAR's address.
 //!
-//! [`spec`] has the specification's constants, and `device` is the interface to the transport. `memory` is the mapped file, `requests` is
-//! the task of the queue's thread, and `state` is the saved state.
+//! [`spec`] contains the specification's constants, and `device` is the interface to the transport. `memory` is the mapped file, `requests`
+//! is the task of the queue's thread, and `state` is the saved state.
 
 mod counters;
 mod device;

@@ -2,8 +2,8 @@
 
 //! virtio-rng: random bytes of the host for the guest (virtio 1.3, section 5.4).
 //!
-//! This is the smallest device, and the model for others. [`spec`] has the specification's constants, and `device` is the interface to the
-//! transport. `requests` is the task of the queue's thread, and `state` is the saved state.
+//! This is the smallest device, and the model for others. [`spec`] contains the specification's constants, and `device` is the interface to
+//! the transport. `requests` is the task of the queue's thread, and `state` is the saved state.
 
 mod counters;
 mod device;

@@ -59,7 +59,7 @@ impl Harness {
         self.chain(0, &[(address, len, flags)]);
     }
 
-    /// Waits until all requests are used, and returns the length of the last used element.
+    /// Waits until the device has served all requests, and returns the length of the last used element.
     fn filled(&self) -> u32 {
         self.served(0);
         self.last_len(0)

@@ -9,9 +9,9 @@ use crate::virtio::net::CONTROL_QUEUE_SIZE;
 /// Source of the device configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConfigSource {
-    /// The front end has the configuration.
+    /// The front end provides the configuration.
     Own(Vec<u8>),
-    /// The server has the configuration.
+    /// The server provides the configuration.
     Server {
         /// Size of the configuration in bytes.
         len: usize,
@@ -67,7 +67,7 @@ impl Model {
         self.queues.iter().copied().chain(control).collect()
     }
 
-    /// True if the server has the device configuration.
+    /// True if the server provides the device configuration.
     pub(super) fn asks_for_config(&self) -> bool {
         matches!(self.config, ConfigSource::Server { .. })
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Network card (virtio 1.4, section 5.1). A server, such as DPDK or passt, moves the card's packets. The front end has the card's
+//! Network card (virtio 1.4, section 5.1). A server, such as DPDK or passt, moves the card's packets. The front end provides the card's
 //! configuration and serves the card's control queue.
 
 use super::model::{ConfigSource, Model, OnLoss};

@@ -290,7 +290,7 @@ impl Session {
     }
 
     /// Re-reads the device configuration from the server. Returns `None` if the server does not send the configuration, or if the front end
-    /// itself has the configuration.
+    /// itself provides the configuration.
     pub(super) fn read_config(&mut self) -> Option<Vec<u8>> {
         let link = self.link.as_mut().filter(|_| self.model.asks_for_config())?;
         let config = offer::read_config(&mut link.connection, &self.model);

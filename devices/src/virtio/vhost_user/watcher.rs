@@ -73,7 +73,7 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Starts the thread. The thread watches the server on `socket`. After a loss, it connects to the next server at `address`.
+    /// Starts the thread. The thread watches the server on `socket`. After a loss, the thread connects to the next server at `address`.
     pub(super) fn spawn(
         shared: Arc<Shared>,
         address: Address,

@@ -50,7 +50,8 @@ pub(super) fn prepare(
     }
 }
 
-/// Returns the image offset of `len` bytes from `sector` on. Fails if this range exceeds the disk or does not consist of whole blocks.
+/// Returns the offset of `sector` in the image. Fails if the `len` bytes from this sector on exceed the disk, or do not consist of whole
+/// blocks.
 fn place(image: &Image, sector: u64, len: u64) -> Result<u64, u8> {
     let offset = sector.checked_mul(SECTOR).ok_or(status::IOERR)?;
     let end = offset.checked_add(len).ok_or(status::IOERR)?;

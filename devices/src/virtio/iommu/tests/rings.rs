@@ -198,7 +198,7 @@ fn device_asks_for_a_notification_of_each_next_element() {
         guest.kick();
     }
     assert_eq!(guest.handle.counters().requests.invalid, 0x1_0010);
-    // Without the feature, the device must not write `avail_event`.
+    // Without `EVENT_IDX`, the device must not write `avail_event`.
     let mut guest = Guest::running(BASIC);
     guest.simple(&attach(ENDPOINT, 1));
     assert_eq!(guest.avail_event(), 0);
@@ -209,7 +209,7 @@ fn interrupts_follow_used_event_of_the_driver() {
     let mut guest = Guest::running(BASIC | EVENT_IDX);
     let vectors = guest.msi.vectors();
     guest.enable_vector();
-    // With this feature, the device ignores the flag in the available ring, which `start` has set.
+    // With `EVENT_IDX`, the device ignores the flag in the available ring. `start` has set this flag.
     for (turn, wanted) in [(0u16, true), (1, false), (2, false), (3, true), (4, false)] {
         guest.memory.write_obj(if turn < 1 { 0u16 } else { 3 }, GuestAddress(USED_EVENT)).unwrap();
         let before = vectors.raised(1);
@@ -218,7 +218,7 @@ fn interrupts_follow_used_event_of_the_driver() {
     }
 }
 
-/// Runs a driver with several threads that notify the device only if it asks for notifications. Each thread adds requests under a
+/// Runs a driver with several threads that notify the device only if the device asks for notifications. Each thread adds requests under a
 /// lock, and notifies the device outside the lock, as drivers do. In the end the device must have served all requests.
 #[test]
 fn driver_threads_that_notify_on_demand_lose_no_request() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests with drivers that break a rule of virtqueues. Each case names the section of virtio 1.4. `docs/virtio-conformance.md` lists the
-//! cases.
+//! Tests with drivers that break a rule of virtqueues. Each case names the section of virtio 1.4 that contains the rule.
+//! `docs/virtio-conformance.md` lists the cases.
 //!
 //! Where the specification leaves the device's behaviour open, the device either serves the request as the device reads it, or asks for a
 //! reset. The device must access only RAM, and must always work for the next driver.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests with drivers that break a rule of the device's initialization or of the PCI transport. Each case names the section of virtio 1.4.
-//! `docs/virtio-conformance.md` lists the cases.
+//! Tests with drivers that break a rule of the device's initialization or of the PCI transport. Each case names the section of virtio 1.4
+//! that contains the rule. `docs/virtio-conformance.md` lists the cases.
 
 use super::*;
 

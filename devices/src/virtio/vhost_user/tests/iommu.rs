@@ -384,7 +384,7 @@ fn server_flooding_misses_does_not_hold_up_unmaps() {
 fn server_that_does_not_read_translations_is_given_up() {
     let card = Card::new(manner());
     card.server.stop_reading();
-    // The server wants no answers to these requests. So no unread answers make the front end close the channel.
+    // The server wants no answers to these requests. So unread answers cannot make the front end close the channel.
     let mut asked = message(0x1000, 1, 1);
     asked[4] = 1;
     let mut flood = card.channel.try_clone().unwrap();
