@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Time that a disk's thread needs for a read of 4 KiB from the host's page cache, for single reads and for many reads at a time.
+//! Benchmark of the time that a disk's thread needs for a 4 KiB read from the host's page cache. Each turn has 1, 16 or 64 reads in flight.
 
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use devices::virtio::block::ReadLoad;
 
-/// Minimum number of turns.
+/// Minimum number of turns of a measurement.
 const LEAST: u64 = 301;
 
 fn reads(criterion: &mut Criterion) {
@@ -18,7 +18,8 @@ fn reads(criterion: &mut Criterion) {
             bencher.iter_custom(|rounds| {
                 let turns = rounds.div_ceil(at_a_time.into()).clamp(LEAST, 10 * LEAST);
                 let mut took: Vec<Duration> = (0..turns).map(|_| load.turn(at_a_time)).collect();
-                // The median excludes time that other programs take on the host. The median is scaled to the requested number of rounds.
+                // The median excludes time that other programs take on the host. It is scaled to the number of reads that Criterion
+                // requested.
                 took.sort_unstable();
                 took[took.len() / 2].mul_f64(rounds as f64 / f64::from(at_a_time))
             });

@@ -20,7 +20,8 @@ fn ram() -> Arc<Ram> {
     Arc::new(Ram::from_ranges(&[(GuestAddress(0), len)]).expect("memory"))
 }
 
-/// Creates the memory of a device with `mappings` mappings of one page each, at every second page.
+/// Creates the memory of a device behind the virtio-iommu. It has `mappings` mappings of one page each. Every second page of the IOVA space
+/// is mapped.
 fn mapped(mappings: u64) -> DeviceMemory {
     let table = DmaTable::new("bench", ram(), None);
     for number in 0..mappings {
@@ -30,7 +31,7 @@ fn mapped(mappings: u64) -> DeviceMemory {
     DeviceMemory::mapped(Arc::new(table))
 }
 
-/// Advances `next` to another mapping, and reads 64 bytes there.
+/// Advances `next` to another mapping, and reads 64 bytes from this mapping.
 fn read(memory: &DeviceMemory, next: &mut u64, mappings: u64, stride: u64) {
     // This step visits all mappings, in an order that is neither ascending nor descending.
     *next = (*next + 611_953) % mappings;

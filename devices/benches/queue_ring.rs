@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Cost of recording the last requests to a queue. The benchmark takes, walks and returns chains of two buffers. Turns with and without the
-//! ring alternate within one measurement.
+//! Cost of recording the last requests to a virtqueue for crash reports. In each turn, the device side of a queue takes, walks and returns
+//! chains of two buffers. Turns with and without recording alternate within one measurement.
 
 use std::time::Instant;
 
@@ -10,10 +10,10 @@ use devices::virtio::QueueLoad;
 
 /// Number of chains in a turn.
 const TURN: u16 = 64;
-/// Minimum number of turns.
+/// Minimum number of turns of a measurement.
 const LEAST: u64 = 15;
 
-/// Runs both variants in turns, and measures one of them.
+/// Measures turns without recording, and then turns with recording. In both measurements, turns of both variants alternate.
 fn with_and_without(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("chain");
     let mut loads = [QueueLoad::new(false), QueueLoad::new(true)];
@@ -31,7 +31,8 @@ fn with_and_without(criterion: &mut Criterion) {
                         }
                     }
                 }
-                // The median excludes time that other programs take on the host. The median is scaled to the requested number of rounds.
+                // The median excludes time that other programs take on the host. It is scaled to the number of chains that Criterion
+                // requested.
                 took.sort_unstable();
                 took[took.len() / 2].mul_f64(rounds as f64 / f64::from(TURN))
             });

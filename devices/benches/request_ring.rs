@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Cost of recording the last requests to the virtio-iommu. Pairs of MAP and UNMAP run in the engine, with a mapper that does nothing.
-//! Turns with and without the ring alternate within one measurement.
+//! Cost of recording the last requests to the virtio-iommu for crash reports. The engine handles pairs of MAP and UNMAP, with a mapper that
+//! does nothing. Turns with and without recording alternate within one measurement.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use iommu_bounce::test_utils::{NullMapper, TestRam, attach, map, unmap};
 use iommu_bounce::{Engine, EngineConfig};
 
 const PAGE: u64 = 0x1000;
-/// Number of pairs in a turn.
+/// Number of MAP and UNMAP pairs in a turn.
 const TURN: u32 = 64;
 
 struct Pairs {
@@ -37,7 +37,7 @@ impl Pairs {
         pairs
     }
 
-    /// Handles the pairs of a turn. Returns the time this took.
+    /// Handles the pairs of one turn. Returns the duration of the turn.
     fn turn(&mut self, ring: Option<&RequestRing>) -> Duration {
         let began = Instant::now();
         for _ in 0..TURN {
@@ -55,7 +55,7 @@ impl Pairs {
     }
 }
 
-/// Runs both variants in turns, and measures one of them.
+/// Measures turns without recording, and then turns with recording. In both measurements, turns of both variants alternate.
 fn with_and_without(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("map_unmap");
     let (mut pairs, ring) = (Pairs::new(), RequestRing::new());
@@ -70,7 +70,7 @@ fn with_and_without(criterion: &mut Criterion) {
                     took += if measured { with } else { without };
                     turns += 1;
                 }
-                // Scale the time to the requested number of rounds.
+                // Scale the time to the number of pairs that Criterion requested.
                 let done = turns * u64::from(TURN);
                 took.mul_f64(rounds as f64 / done as f64)
             });

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! CPU time of io_uring reads of 4 KiB from the page cache, for a file that is registered with the ring and for an unregistered file. Turns
-//! of both variants alternate within one measurement. At the end, the benchmark prints how much slower the unregistered file is.
+//! with each of the two files alternate within one measurement. At the end, the benchmark prints the CPU time with the unregistered file,
+//! divided by the CPU time with the registered file.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -17,14 +18,14 @@ const LEN: u32 = 4096;
 const PAGE: usize = LEN as usize;
 /// Number of pages of the file.
 const PAGES: usize = 256;
-/// Maximum number of reads at a time.
+/// Maximum number of reads in flight.
 const MOST: usize = 64;
 /// Number of reads in a turn.
 const TURN: usize = 2048;
 /// Minimum number of turns of a measurement.
 const LEAST: u64 = 15;
 
-/// A ring that reads a file, and the memory that it reads to.
+/// io_uring ring that reads a file, and the memory that receives the data.
 struct Reader {
     ring: IoUring,
     file: File,
@@ -55,7 +56,7 @@ impl Reader {
         }
     }
 
-    /// Runs a turn, with `at_a_time` reads at a time. Returns its CPU time.
+    /// Runs a turn, with `at_a_time` reads in flight. Returns the CPU time of the turn.
     fn turn(&mut self, at_a_time: usize) -> Duration {
         let began = cpu_time();
         for _ in 0..TURN / at_a_time {
@@ -98,8 +99,8 @@ fn reads(criterion: &mut Criterion) {
                         slower.push(both[0].div_duration_f64(both[1]));
                         took.push(both[measured]);
                     }
-                    // The median excludes time that other programs take on the host. The median is scaled to the requested number of
-                    // rounds.
+                    // The median excludes time that other programs take on the host. It is scaled to the number of reads that Criterion
+                    // requested.
                     middle(&mut took).mul_f64(rounds as f64 / TURN as f64)
                 });
             });

@@ -4,24 +4,24 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Number that only grows.
+/// Count that never decreases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
-    /// Its name, such as `requests`.
+    /// Name, such as `requests`.
     pub name: &'static str,
-    /// Its meaning, in one sentence.
+    /// Meaning of the count, in one sentence.
     pub help: &'static str,
     /// Amount counted since the device was created.
     pub value: u64,
 }
 
-/// Adds `more` to a counter. The order relative to other counters is undefined.
+/// Adds `more` to a counter. Other threads may see the changes of several counters in any order.
 pub(crate) fn count(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }
 
-/// Defines the counters of a device by name and help. Generates a structure of their values, and `Counts`, which the device's threads
-/// update.
+/// Defines the counters of a device by name and help. Generates two structures. The first structure holds values of the counters at one
+/// moment. The device's threads update the second structure, `Counts`.
 macro_rules! counters {
     ($(#[$about:meta])* $values:ident { $($name:ident: $help:literal,)* }) => {
         $(#[$about])*

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! File descriptors of this process. A guest can make the process open descriptors, but it cannot use up a reserve. The reserve is for
-//! API clients, files of hotplugged devices, snapshots and resets.
+//! File descriptors of this process. A guest can make the process open descriptors. A reserve of descriptors stays free for API clients,
+//! files of hotplugged devices, snapshots and resets.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -14,12 +14,12 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 /// Maximum size of the reserve.
 const MOST_RESERVED: u64 = 128;
 
-/// Size of the kernel's descriptor table after [`prepare`], in descriptors.
+/// Minimum number of descriptors that the kernel's descriptor table has room for after [`prepare`].
 const ROOM: u64 = 1024;
 
-/// Raises the limit on descriptors as far as the host allows, and makes the kernel's descriptor table grow. Call it once, before other
-/// threads start: with several threads, the kernel waits for all CPUs whenever the table grows (`expand_fdtable()` of fs/file.c). In
-/// the rig, that took 14 ms each time.
+/// Raises the limit on descriptors as far as the host allows, and makes the kernel's descriptor table grow. Call this function once, before
+/// other threads start. If a process has several threads, the kernel waits for all CPUs whenever the table grows (`expand_fdtable()` of
+/// fs/file.c). On the test machine of `scripts/rig`, each growth took 14 ms.
 pub fn prepare() {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
@@ -28,16 +28,16 @@ pub fn prepare() {
             warn!("cannot raise the limit on descriptors (ulimit -n): {error}");
         }
     }
-    // Ignore an error: the table then grows later.
+    // Ignore an error, because the table can also grow later.
     let last = limit.current.map_or(ROOM, |limit| limit.min(ROOM)).saturating_sub(1);
     drop(i32::try_from(last).map(|last| fcntl_dupfd_cloexec(io::stdin(), last)));
 }
 
-/// Checks that a descriptor just opened for a guest is below the reserve. The kernel assigns the lowest free number, so the number
-/// tells how many are open.
+/// Checks that a descriptor just opened for a guest is below the reserve. The kernel assigns the lowest free number, so at least this many
+/// descriptors are open.
 ///
 /// # Errors
-/// `EMFILE`, as if the limit was reached. The caller must close the descriptor.
+/// `EMFILE` if the descriptor is in the reserve, as if the limit on descriptors was reached. The caller must close the descriptor.
 pub(crate) fn check_reserve(descriptor: &impl AsFd) -> io::Result<()> {
     let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(()) };
     let number = u64::try_from(descriptor.as_fd().as_raw_fd()).unwrap_or(0);
@@ -47,7 +47,7 @@ pub(crate) fn check_reserve(descriptor: &impl AsFd) -> io::Result<()> {
 /// Report that the limit on descriptors is lower than the number that a guest may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// Number of open descriptors: files, sockets, interrupt vectors of devices.
+    /// Number of open descriptors, such as files, sockets and interrupt vectors of devices.
     pub open: u64,
     /// Limit on descriptors.
     pub limit: u64,
@@ -59,7 +59,7 @@ pub struct Shortage {
 /// the number of open descriptors is unknown.
 pub fn shortage(wanted: u64) -> Option<Shortage> {
     let limit = getrlimit(Resource::Nofile).current?;
-    // The kernel assigns the lowest free number.
+    // The kernel assigns the lowest free number, so this number counts the open descriptors.
     let next = EventFd::new(EFD_NONBLOCK).ok()?;
     shortage_of(u64::try_from(next.as_raw_fd()).ok()?, wanted, limit)
 }

@@ -3,7 +3,7 @@
 //! Operations on eventfds that never block, even if another process shares the eventfd.
 //!
 //! The flag `O_NONBLOCK` belongs to the open file, which all processes with a descriptor of the file share. So a process that got an
-//! eventfd can clear the flag at any time. After that, this process would block in ordinary reads and writes of the eventfd.
+//! eventfd can clear the flag at any time. After that, Carom would block in ordinary reads and writes of the eventfd.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -35,7 +35,7 @@ pub fn has_fired(event: &EventFd) -> bool {
 /// Resets the counter of the eventfd.
 pub fn forget(event: &EventFd) {
     let mut count = [0; 8];
-    // `NOWAIT` fails instead of blocking. A counter of 0 fails as well, which is fine.
+    // With `NOWAIT`, the read fails if the counter is 0. The failure is ignored, because the counter is already reset.
     while let Err(Errno::INTR) =
         preadv2(borrow(event), &mut [IoSliceMut::new(&mut count)], HERE, ReadWriteFlags::NOWAIT)
     {}
@@ -61,7 +61,7 @@ mod tests {
             let mut seen = vec![has_fired(&event)];
             forget(&event);
             event.write(u64::MAX - 1).unwrap();
-            // The counter has its maximum, so a write would block.
+            // The counter is at its maximum, so a write would block.
             seen.push(has_fired(&event));
             seen.push(has_fired(&event));
             forget(&event);

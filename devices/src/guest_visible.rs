@@ -11,8 +11,8 @@ use crate::host_range::DeviceRange;
 use crate::platform::{HostRange, MemorySlots};
 use crate::sync::lock;
 
-/// Function that revokes the access of all devices behind the virtual IOMMU to a range, given by guest-physical address and length. It
-/// returns `false` if the host refuses.
+/// Function that revokes access to a range for all devices behind the virtual IOMMU. Its arguments are the guest-physical address and the
+/// length of the range. It returns `false` if the host cannot revoke the access.
 pub type Revoke = Box<dyn Fn(u64, u64) -> bool + Send + Sync>;
 
 /// Memory of a device that is mapped into the guest.
@@ -26,7 +26,7 @@ struct VisibleSlot {
 }
 
 impl VisibleSlot {
-    /// Returns the offset in bytes of guest-physical `gpa`, if all `len` bytes from there are in the slot.
+    /// Returns the offset of `gpa` in the slot in bytes, if all `len` bytes from `gpa` on are in the slot.
     fn offset_of(&self, gpa: u64, len: usize) -> Option<usize> {
         let offset = usize::try_from(gpa.checked_sub(self.gpa)?).ok()?;
         let end = offset.checked_add(len)?;
@@ -43,7 +43,7 @@ pub struct GuestVisibleMemory {
 }
 
 impl GuestVisibleMemory {
-    /// Creates slots on top of `slots`.
+    /// Creates a wrapper that uses `slots` to create and remove slots.
     pub fn new(slots: Arc<dyn MemorySlots>) -> Self {
         Self { slots, visible: Mutex::default(), revoke: OnceLock::new() }
     }
@@ -51,14 +51,14 @@ impl GuestVisibleMemory {
     /// Allows devices to access the contents of the slots from now on. `revoke` revokes this access, and is called with no lock held. Only
     /// the first call of `set_revoke` has an effect.
     pub fn set_revoke(&self, revoke: Revoke) {
-        // A second call would come from a second IOMMU, which no VM has.
+        // Ignore a second call. Only a second IOMMU could cause it, and no VM has two IOMMUs.
         let _ = self.revoke.set(revoke);
     }
 
     /// Calls `then` with the device memory at `[gpa, gpa + len)`, if one BAR holds the whole range and allows `permissions`.
     ///
     /// No lock of `self` is held during `then`, because a mapper looks the memory up with [`at_host`](Self::at_host). Until the caller has
-    /// recorded the mapping, it holds the lock that `revoke` takes. So the removal of a slot waits for the caller.
+    /// recorded the mapping, the caller holds the lock that `revoke` takes. So the removal of a slot waits for the caller.
     pub(crate) fn with(&self, gpa: u64, len: u64, permissions: Permissions, then: ThenDevice<'_>) {
         let Ok(len) = usize::try_from(len) else { return };
         if self.revoke.get().is_none() {
@@ -87,7 +87,7 @@ impl GuestVisibleMemory {
 }
 
 impl GuestVisibleMemory {
-    /// Revokes other devices' access to the contents of a slot. If `removing` is true, they cannot get access again.
+    /// Revokes other devices' access to the contents of a slot. If `removing` is true, other devices cannot get access again.
     fn take_away(&self, slot: u32, removing: bool) -> io::Result<()> {
         let place = lock(&self.visible).iter_mut().find(|visible_slot| visible_slot.slot == slot).map(|visible_slot| {
             visible_slot.removing |= removing;
@@ -133,7 +133,7 @@ impl MemorySlots for GuestVisibleMemory {
 pub(crate) mod test_support {
     use super::*;
 
-    /// Slots without a guest.
+    /// Slots that map nothing into a guest.
     struct Nowhere;
 
     impl MemorySlots for Nowhere {
@@ -145,7 +145,7 @@ pub(crate) mod test_support {
         }
     }
 
-    /// Creates slots that hold these ranges.
+    /// Creates slots that make these ranges visible to the guest.
     pub(crate) fn showing(ranges: &[&DeviceRange]) -> Arc<GuestVisibleMemory> {
         let memory = GuestVisibleMemory::new(Arc::new(Nowhere));
         for (range, gpa) in ranges.iter().zip((0x10_0000_0000..).step_by(1 << 32)) {
@@ -211,7 +211,7 @@ mod tests {
         Rig { memory, slots, revoked, lets_go }
     }
 
-    /// Shows `LEN` bytes of registers at `AT`. Returns the slot and the range.
+    /// Inserts a slot with `LEN` bytes of registers at guest-physical address `AT`. Returns the slot and the range.
     fn insert_range(memory: &GuestVisibleMemory, read_only: bool) -> (u32, DeviceRange) {
         let (range, _) = range(LEN, read_only, DeviceContent::Registers);
         // SAFETY: The test keeps the range as long as the slots.

@@ -51,11 +51,12 @@ pub struct DeviceRange {
 }
 
 impl DeviceRange {
-    /// Creates the range `host`. If it is `read_only`, neither the guest nor a device may write it.
+    /// Creates the range `host`. If `read_only` is true, neither the guest nor a device may write the range.
     ///
     /// # Safety
     /// The range must stay mapped in this process as long as `owner` exists. Nothing in this process may hold a Rust reference to its
-    /// bytes. If it holds [`Pages`](DeviceContent::Pages), it must be readable, and writable unless it is `read_only`.
+    /// bytes. If `content` is [`Pages`](DeviceContent::Pages), the range must be readable. It must also be writable, unless `read_only` is
+    /// true.
     pub unsafe fn new(
         host: HostRange,
         read_only: bool,
@@ -65,12 +66,12 @@ impl DeviceRange {
         Self { host, read_only, content, _owner: owner }
     }
 
-    /// Returns its address and length in this process.
+    /// Returns the address and length of the range in this process.
     pub fn host(&self) -> HostRange {
         self.host
     }
 
-    /// True if neither the guest nor a device may write it.
+    /// True if neither the guest nor a device may write the range.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
@@ -91,15 +92,15 @@ impl DeviceRange {
         }
     }
 
-    /// Returns the offset in bytes of `address`, if all `len` bytes from there are in the range.
+    /// Returns the offset of `address` in the range in bytes, if all `len` bytes from `address` on are in the range.
     pub(crate) fn offset_of(&self, address: usize, len: usize) -> Option<usize> {
         let offset = address.checked_sub(self.host.address)?;
         let end = offset.checked_add(len)?;
         (end <= self.host.len).then_some(offset)
     }
 
-    /// Returns `len` bytes at `offset`, or `None` if the range ends before. Only mappers call this, because they use the address without
-    /// accessing the bytes.
+    /// Returns `len` bytes at `offset`, or `None` if the range ends before `offset + len`. Only mappers call this function, because they
+    /// use the address without accessing the bytes.
     pub(crate) fn part(&self, offset: usize, len: usize) -> Option<VolatileSlice<'_>> {
         let address = self.host.address.checked_add(offset)?;
         self.offset_of(address, len)?;

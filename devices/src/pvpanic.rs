@@ -31,7 +31,7 @@ const BAR: Bar = Bar { index: 0, kind: BarKind::Memory32 { prefetchable: false }
 /// Events by their bit in the register.
 const EVENTS: [(u8, DeviceEvent); 2] = [(1 << 0, DeviceEvent::Panicked), (1 << 1, DeviceEvent::CrashLoaded)];
 
-/// Kind and version of its saved state.
+/// Kind and version of the saved state.
 const STATE: (&str, u32) = ("pvpanic", 1);
 
 /// Saved state of the device.

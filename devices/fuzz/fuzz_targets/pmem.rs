@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Request queue of a virtio-pmem device, with a hostile driver. `../README.md` explains how to run it.
+//! Fuzz target for the request queue of a virtio-pmem device, with a hostile driver. `../README.md` explains how to run the target.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| devices::virtio::pmem::fuzzing::run(data));

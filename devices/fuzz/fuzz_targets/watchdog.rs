@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Registers of a watchdog, with a hostile driver. `../README.md` explains how to run it.
+//! Fuzz target for the registers of a watchdog, with a hostile driver. `../README.md` explains how to run the target.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| devices::watchdog::fuzzing::run(data));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Processor hotplug. The guest's ACPI methods read these registers to learn which processors are present, were added or must be
-//! removed. They write the registers to release processors.
+//! Processor hotplug. The guest's ACPI methods read these registers to learn which processors are present, were added or must be removed.
+//! The methods write other registers to release processors.
 //!
 //! | offset | registers | access |
 //! | --- | --- | --- |
@@ -35,7 +35,7 @@ pub const CAME: u64 = PRESENT + MAX_PROCESSORS as u64 / 8;
 pub const TO_GO: u64 = CAME + MAX_PROCESSORS as u64 / 8;
 /// Offset of the register for a processor that the guest has released.
 pub const EJECT: u64 = TO_GO + MAX_PROCESSORS as u64 / 8;
-/// Offset of the register for a processor that the guest keeps.
+/// Offset of the register for a processor that the guest refuses to release.
 pub const REFUSE: u64 = EJECT + 4;
 /// Size of all registers in bytes.
 pub const REGISTERS_LEN: u64 = REFUSE + 4;
@@ -75,12 +75,12 @@ pub struct CpuHotplug {
     left: Box<dyn Fn() + Send + Sync>,
 }
 
-/// Returns the 32-bit register for the processors from `first` on.
+/// Returns the 32-bit register for processor `first` and the 31 processors after it.
 fn word(numbers: &Numbers, first: u32) -> u32 {
     numbers.range(first..first.saturating_add(32)).fold(0, |bits, number| bits | 1 << (number - first))
 }
 
-/// Like [`word`], and removes these processors from `numbers`.
+/// Like [`word`], but also removes these 32 processors from `numbers`.
 fn take_word(numbers: &mut Numbers, first: u32) -> u32 {
     let bits = word(numbers, first);
     numbers.retain(|number| !(first..first.saturating_add(32)).contains(number));
@@ -112,7 +112,7 @@ impl CpuHotplug {
     /// present processors, even if the guest was asked before.
     ///
     /// # Errors
-    /// The number of a processor that is [in the way](Self::in_the_way). Nothing has changed then.
+    /// The error is the number of a processor that is [in the way](Self::in_the_way). In this case nothing has changed.
     pub fn want(&self, wanted: u32) -> Result<(), u32> {
         let mut inner = lock(&self.inner);
         if let Some(number) = inner.in_the_way(wanted) {
@@ -148,7 +148,7 @@ impl CpuHotplug {
     /// Returns the state of the registers. Call it while all vCPUs are stopped, after all gone processors were [taken](Self::take_gone).
     ///
     /// # Errors
-    /// It never fails today.
+    /// This function never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         DeviceState::new(STATE.0, STATE.1, &lock(&self.inner).state)
     }
@@ -202,7 +202,7 @@ impl BusDevice for CpuHotplug {
         if !offset.is_multiple_of(4) || offset >= EJECT {
             return;
         }
-        // Four bytes hold the bits of 32 processors.
+        // Each byte holds the bits of 8 processors, so the register at byte n of a group starts with processor 8 n.
         let first = u32::try_from(offset % CAME * 8).unwrap_or(MAX_PROCESSORS);
         let mut inner = lock(&self.inner);
         let state = &mut inner.state;
@@ -347,7 +347,7 @@ mod tests {
         rig.write(EJECT, 2);
         assert_eq!(rig.present(), [0, 1, 2], "the guest has refused");
         rig.registers.want(2).unwrap();
-        // A late answer to the earlier request has no effect.
+        // A late refusal of the earlier request has no effect.
         rig.write(REFUSE, 2);
         assert_eq!(rig.read(TO_GO), 0b100);
         rig.write(EJECT, 2);

@@ -91,7 +91,7 @@ mod tests {
         let register = GenerationNotice::new(Box::new(line.clone()));
         assert_eq!(read(&register), 0);
         register.notify();
-        // The guest reads two unread notices as one.
+        // If the guest has not read the first notice, it sees only one notice.
         register.notify();
         register.write(0, &[0]);
         let mut wide = [0xff; 2];

@@ -97,7 +97,7 @@ impl MemoryDevices {
     /// Returns the state of the registers. Call it while all vCPUs are stopped.
     ///
     /// # Errors
-    /// It never fails today.
+    /// This function never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         DeviceState::new(STATE.0, STATE.1, &*lock(&self.state))
     }

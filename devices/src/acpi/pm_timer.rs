@@ -66,7 +66,7 @@ impl PmTimer {
     /// Returns the state of the timer. Call it while all vCPUs are stopped.
     ///
     /// # Errors
-    /// It never fails today.
+    /// This function never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         DeviceState::new(STATE.0, STATE.1, &PmTimerState { ticks: self.since().ticks() })
     }

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Writes that a signal handler may do: without an allocation or a lock, and with a limited wait for the reader.
+//! Writes that a signal handler may do. They neither allocate nor lock, and wait only a limited time for the reader of a pipe or terminal.
 
 use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// Bytes per write. If poll(2) reports a pipe or terminal as ready, it takes this many bytes without blocking.
+/// Bytes per write. If poll(2) reports that a pipe or terminal is ready, a write of this size does not block.
 const PIECE: usize = 512;
-/// Maximum number of waits for a reader, in a whole report or line.
+/// Maximum number of failed waits for a reader during one crash report or one line of text.
 pub(crate) const STEPS: u32 = 10;
-/// Time of one wait.
+/// Maximum time of one wait.
 const STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Writes as many of `bytes` to `file` as the reader takes. `steps` is the number of waits that are left. Each failed wait lowers it.
+/// Writes as many of `bytes` to `file` as its reader takes. `steps` is the number of waits that may still fail. Each failed wait decrements
+/// `steps`.
 pub(crate) fn write(file: &impl AsFd, bytes: &[u8], steps: &mut u32) {
     write_with(file, bytes, steps, || {
         poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&STEP)).is_ok_and(|ready| ready > 0)

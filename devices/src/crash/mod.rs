@@ -30,8 +30,8 @@ pub(crate) fn last_requests() -> String {
 }
 
 /// Makes signals of failures, such as SIGSEGV, end the process even if another process sends them. Without this handler, Rust's library
-/// takes a sent SIGSEGV or SIGBUS for a fault that will repeat. It ignores the first signal, and the process continues. Call this
-/// function before other threads start.
+/// takes a sent SIGSEGV or SIGBUS for a fault that will repeat. The library then ignores the first signal, and the process continues. Call
+/// this function before other threads start.
 ///
 /// # Errors
 /// The host's kernel rejects the handler.

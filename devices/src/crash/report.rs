@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Writes the report without an allocation or a lock, so that a signal handler may do it.
+//! Writes the crash report without an allocation or a lock, so that a signal handler may write it.
 
 use std::cell::Cell;
 use std::fmt::{self, Arguments, Write};
@@ -16,7 +16,7 @@ use super::{bounded_write, rings};
 
 /// Maximum number of reports of a process. More than one is possible, because a panic of a device does not end the process.
 const MOST: u32 = 16;
-/// Maximum time in milliseconds that a report waits for the report of another thread.
+/// Maximum time in milliseconds that a thread waits until another thread has written its report.
 const MAX_TRIES: u32 = 1000;
 
 thread_local! {
@@ -50,13 +50,14 @@ pub(super) fn set_file(file: File) -> io::Result<()> {
     TARGET.set(Target { file, base }).map_err(|_| io::Error::other("a file for crash reports is set already"))
 }
 
-/// Writes a report if a report file is set. A signal handler may call this function, if it may also format `cause` and `trace`.
+/// Writes a report if a report file is set. A signal handler may call this function if formatting `cause` and `trace` neither allocates nor
+/// locks.
 pub(crate) fn write_report(cause: Arguments<'_>, trace: Arguments<'_>) {
     let Some(target) = TARGET.get() else { return };
     if WRITTEN.fetch_add(1, Ordering::Relaxed) >= MOST {
         return;
     }
-    // The wait is limited, because a thread that fails while it writes a report would otherwise wait for itself for ever.
+    // The wait is limited. Otherwise a thread that crashes while it writes a report would wait for itself for ever.
     for _ in 0..MAX_TRIES {
         if BUSY.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             // Text that cannot be written is lost.
@@ -98,7 +99,7 @@ struct Lines<'f> {
     file: &'f File,
     bytes: [u8; 512],
     len: usize,
-    /// Number of waits for a reader that are left.
+    /// Number of waits for the file's reader that may still fail.
     steps: u32,
 }
 

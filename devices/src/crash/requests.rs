@@ -35,7 +35,7 @@ impl Slot {
 
 /// Last requests to a virtio-iommu. Several threads may write at once. A reader may find a request that is only partly written.
 pub struct RequestRing {
-    /// Number of requests so far.
+    /// Number of requests that were recorded so far.
     count: AtomicU64,
     slots: [Slot; KEPT],
 }
@@ -80,7 +80,7 @@ impl RequestRing {
     /// Records the answer to a request. `written` is its device-writable part. The status is the first of the last four bytes.
     pub fn end(&self, Pending(number): Pending, written: &[u8]) {
         let slot = self.slot(number);
-        // The slot may hold a newer request by now: each slot is used again after `KEPT` requests.
+        // The slot may hold a newer request now, because each slot is reused after `KEPT` requests.
         if slot.number.load(Ordering::Relaxed) == number {
             let status = written.len().checked_sub(4).map(|place| written[place]);
             let outcome = status.map_or(NO_STATUS, |status| ANSWERED | u64::from(status));

@@ -7,7 +7,7 @@ use std::fmt::{self, Write};
 use virtio_bindings::virtio_blk;
 use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET, VIRTIO_ID_PMEM, VIRTIO_ID_VSOCK};
 
-/// Region of an access to configuration space. All other regions are BARs.
+/// Region number for configuration space. Every other region number is the number of a BAR.
 pub(crate) const CONFIG_SPACE: u16 = 0xff;
 /// Code of a read access.
 pub(crate) const READ: u8 = 0;
@@ -66,7 +66,7 @@ pub(super) struct Kept {
     pub(super) status: Option<u8>,
 }
 
-/// Writes the line before the requests of a ring.
+/// Writes the heading line above the requests of a ring.
 pub(super) fn head(to: &mut impl Write, name: &str, kind: RingKind) -> fmt::Result {
     match kind {
         RingKind::Queue { device, index } => {
@@ -127,7 +127,7 @@ fn request(to: &mut impl Write, device: u32, code: u8, value: u64) -> fmt::Resul
             virtio_blk::VIRTIO_BLK_T_GET_ID => write!(to, " GET_ID"),
             virtio_blk::VIRTIO_BLK_T_DISCARD => write!(to, " DISCARD"),
             virtio_blk::VIRTIO_BLK_T_WRITE_ZEROES => write!(to, " WRITE_ZEROES"),
-            // The type does not fit a byte.
+            // The type is too large for the byte that records the code.
             255 => write!(to, " type={value:#x}"),
             kind => write!(to, " type={kind:#x} sector={value}"),
         },

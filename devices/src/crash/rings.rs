@@ -18,7 +18,8 @@ const RINGS: usize = 256;
 /// Number of words for a name. Longer names are cut.
 const NAME_WORDS: usize = 5;
 
-/// Flag of [`Slot::outcome`]: the request was given back. The lower half of the outcome is the number of bytes written to the request.
+/// Flag of [`Slot::outcome`]: the device has given the request back to the driver. The lower half of the outcome is the number of bytes
+/// that the device wrote to the request.
 const USED: u64 = 1 << 56;
 /// Flag of [`Slot::outcome`]: the request has a status.
 const STATUS: u64 = 1 << 57;
@@ -34,7 +35,8 @@ pub(crate) struct Slot {
     /// Number of the request, counted from 1, with the head of its chain in the low bits. It is 0 while the slot is being
     /// written.
     number: AtomicU64,
-    /// Sizes in bytes: of the readable part (low half) and of the writable part (high half).
+    /// Sizes of the request's parts in bytes. The low half is the size of the readable part, and the high half is the size of the writable
+    /// part.
     sizes: AtomicU64,
     outcome: AtomicU64,
     value: AtomicU64,
@@ -107,7 +109,7 @@ pub(crate) struct Ring {
     taken: AtomicBool,
     kind: AtomicU64,
     name: [AtomicU64; NAME_WORDS],
-    /// Number of requests so far.
+    /// Number of requests that were recorded so far.
     count: AtomicU64,
     slots: [Slot; KEPT],
 }
@@ -146,7 +148,8 @@ impl Ring {
         (Number(number), slot)
     }
 
-    /// Removes the last `requests` requests, because they will begin again. The ring must have one writer at a time.
+    /// Removes the last `requests` requests from the ring, because the device will begin these requests again. The ring must have one
+    /// writer at a time.
     pub(crate) fn take_back(&self, requests: u16) {
         let count = self.count.load(Ordering::Relaxed);
         let left = count.saturating_sub(requests.into());
@@ -181,7 +184,7 @@ impl Ring {
         self.add(number, STATUS | u64::from(status) << STATUS_SHIFT);
     }
 
-    /// Records that a request was given back, with `used` bytes written to it.
+    /// Records that the device gave a request back, after it wrote `used` bytes to the request.
     #[inline]
     pub(crate) fn end(&self, number: Number, used: u32) {
         self.add(number, USED | u64::from(used));
@@ -212,7 +215,7 @@ impl Ring {
     }
 }
 
-/// Rings, and the number of times that no ring was free.
+/// All rings, and a count of the claims that failed because no ring was free.
 pub(super) struct Rings<const COUNT: usize> {
     rings: [Ring; COUNT],
     missed: AtomicU64,
@@ -268,7 +271,7 @@ impl Claim {
         ALL.claim(name, kind)
     }
 
-    /// Returns the ring. A late write after the ring was given back can only spoil a line of its next owner.
+    /// Returns the ring. A write after this claim was dropped can only spoil one line about the ring's next owner.
     pub(crate) fn ring(&self) -> &'static Ring {
         self.0
     }

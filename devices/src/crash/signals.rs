@@ -20,16 +20,16 @@ const FATAL: [(c_int, &str); 5] = [
     (libc::SIGABRT, "SIGABRT"),
 ];
 
-/// Earlier actions of these signals. Rust's library registers some to report stack overflows.
+/// Earlier actions of these signals. Rust's library registers some of these actions to report stack overflows.
 static BEFORE: OnceLock<[sigaction; FATAL.len()]> = OnceLock::new();
 
 thread_local! {
-    /// True if this thread's fault was reported. It needs no allocation and no destructor, so a signal handler may use it.
+    /// True if a fault of this thread was reported. The variable needs no allocation and no destructor, so a signal handler may use it.
     static FAULTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes each of these signals write a report. Then a fault causes the signal's earlier action, and a sent signal causes the default
-/// action. A second call changes nothing.
+/// Makes each of the signals in `FATAL` write a report. After the report of a fault, the signal's earlier action follows. After the report
+/// of a sent signal, the default action follows. A second call changes nothing.
 pub(super) fn watch() -> io::Result<()> {
     if BEFORE.get().is_some() {
         return Ok(());
@@ -83,7 +83,7 @@ extern "C" fn failed(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
             format_args!("instruction {ip:#x}, stack {sp:#x}"),
         );
     } else if !FAULTED.get() {
-        // Rust's library raises SIGABRT after a stack overflow.
+        // This branch is not taken after a reported fault, because Rust's library raises SIGABRT after a stack overflow.
         write_report(format_args!("{name}, which was sent"), format_args!("instruction {ip:#x}, stack {sp:#x}"));
     }
     if faults && let (Some(before), Some(place)) = (BEFORE.get(), place) {

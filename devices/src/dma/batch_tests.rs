@@ -24,7 +24,7 @@ const PAGE: u64 = 0x1000;
 const REQUESTS: u16 = 8;
 const DEVERR: u8 = Status::DevErr as u8;
 
-/// Waiter that records each wait and returns at once. Each wait counts as its maximum time.
+/// Waiter that records the time limit of each wait and returns immediately. It reports that the wait took the whole limit.
 #[derive(Clone, Default)]
 struct Counted(Arc<Mutex<Vec<Duration>>>);
 
@@ -62,7 +62,7 @@ struct Rig {
     waits: Counted,
 }
 
-/// Returns a device with mappings of every second page.
+/// Returns a device behind the virtio-iommu, with a mapping at every second page of its IOVA space.
 fn rig() -> Rig {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap());
     let waits = Counted::default();
@@ -110,7 +110,7 @@ fn batched_unmaps_wait_for_a_stuck_device_once() {
     assert_eq!(rig.waited(), IO_DEADLINE);
     let count_of = |count: &AtomicU32| count.load(Ordering::Relaxed);
     assert_eq!((count_of(&owner.cancelled), count_of(&owner.given_up)), (REQUESTS.into(), 1));
-    // Later UNMAPs do not wait for a device that was given up.
+    // Later UNMAPs do not wait for a device whose I/O did not end in time before.
     assert_eq!(rig.unmap_all(), [DEVERR; REQUESTS as usize]);
     assert_eq!((rig.waited(), count_of(&owner.given_up)), (IO_DEADLINE, 1));
     drop(stuck);

@@ -3,8 +3,8 @@
 //! Queue of denied accesses, for reports to the driver of the virtio-iommu.
 //!
 //! A thread that denies an access must not take the engine lock. The holder of this lock may be waiting for the same device or its server,
-//! so both would wait for ever (deadlock). So faults go through a short queue to a separate thread, which takes the lock. If the queue is
-//! full, a fault is only counted.
+//! so both threads would wait for ever (deadlock). So faults go through a short queue to a separate thread, which takes the lock. If the
+//! queue is full, a fault is only counted.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -82,7 +82,7 @@ pub fn fault_relay() -> (FaultSender, FaultRelay) {
 }
 
 impl FaultRelay {
-    /// Starts a thread that passes faults on to `reporter`, until the result is dropped.
+    /// Starts a thread that passes faults on to `reporter`. The thread runs until the returned handle is dropped.
     ///
     /// # Errors
     /// The host cannot start a thread.
@@ -125,7 +125,7 @@ mod tests {
     impl FaultReporter for Reporter {
         fn report_stopped(&self, _: Stopped) {
             self.0.send(()).unwrap();
-            // Give the test time to drop the handle during the report.
+            // Give the test time to drop the `FaultReports` handle during the report.
             thread::sleep(std::time::Duration::from_millis(20));
         }
         fn count_lost_faults(&self, _: u64) {}

@@ -14,11 +14,11 @@ use crate::host_range::{DeviceRange, HostRange};
 use crate::peer_timeouts::{self, Peer};
 use crate::sync::lock;
 
-/// Maximum time for which one access of the guest waits for cancelled I/O of the host kernel. It applies to all UNMAPs of the access
-/// together. A vCPU may wait this long, with interrupts off in the guest.
+/// Maximum time that one guest access to the virtio-iommu waits for cancelled I/O of the host kernel. The limit applies to all UNMAPs of
+/// the access together. A vCPU may wait this long, with interrupts off in the guest.
 pub const IO_DEADLINE: Duration = Duration::from_secs(5);
-/// Time that an UNMAP always has, even if earlier waits have used up the deadline. It suffices, because I/O that can be cancelled ends at
-/// once.
+/// Time that each UNMAP may wait, even if earlier waits have used up the deadline. This time suffices for I/O that can be cancelled,
+/// because such I/O ends immediately.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// Memory ranges of an operation in this process. Most operations have only one.
@@ -27,12 +27,12 @@ pub(super) type HostRanges = SmallVec<[HostRange; 2]>;
 /// First and last IOVA of each part of an operation.
 pub(super) type Parts = SmallVec<[(u64, u64); 2]>;
 
-/// Owner of operations. It lets the host kernel run the operations for a device.
+/// Owner of operations: the part of a device that makes the host kernel run them.
 pub trait IoOwner: Send + Sync {
-    /// Asks the kernel to end the operation with this number, from [`HostIo::number`]. A vCPU thread calls this with the engine locked,
-    /// so it must not wait. The operation may have ended already.
+    /// Asks the kernel to end the operation with this number, from [`HostIo::number`]. A vCPU thread calls this function with the engine
+    /// locked, so the function must not wait. The operation may have ended already.
     fn cancel(&self, number: u64);
-    /// Makes the device fail until its driver resets it, because an operation did not end in time. This must not wait either.
+    /// Makes the device fail until its driver resets it, because an operation did not end in time. This function must not wait either.
     fn give_up(&self);
 }
 
@@ -153,10 +153,10 @@ impl Operations {
 
     /// Cancels all operations that overlap `[first, last]`, and waits for their end.
     ///
-    /// Returns false if an operation still runs after `limit`. Then its owner is given up ([`IoOwner::give_up`]), and later calls do not
-    /// wait for operations that this owner has now. All waits within one [`Operation`](peer_timeouts::Operation) share the limit. But each call
-    /// may wait for at least [`GRACE`], or for `limit` if `limit` is shorter. The caller must ensure that no new operation can begin in the
-    /// range.
+    /// Returns false if an operation still runs after `limit`. In this case the operation's owner is given up ([`IoOwner::give_up`]). Later
+    /// calls do not wait for operations that this owner has now. All waits within one [`Operation`](peer_timeouts::Operation) share the
+    /// limit. But each call may wait for at least [`GRACE`], or for `limit` if `limit` is shorter. The caller must ensure that no new
+    /// operation can begin in the range.
     pub(super) fn end_all(&self, first: u64, last: u64, limit: Duration) -> bool {
         for (number, owner) in self.to_cancel(first, last) {
             owner.cancel(number);
@@ -183,7 +183,8 @@ impl Operations {
     }
 }
 
-/// Gives up all owners that have an operation in `[first, last]`, with all their operations. Returns each owner once.
+/// Marks all operations of all owners with an operation in `[first, last]` as given up. Returns each of these owners once, unless it was
+/// given up before.
 fn give_up(running: &mut Running, first: u64, last: u64) -> Vec<Arc<dyn IoOwner>> {
     let mut late: Vec<Arc<dyn IoOwner>> = Vec::new();
     let touching =
@@ -199,8 +200,8 @@ fn give_up(running: &mut Running, first: u64, last: u64) -> Vec<Arc<dyn IoOwner>
     late
 }
 
-/// Operation of the host kernel on guest memory. The memory stays mapped for the device until the value is dropped. Drop it when the
-/// operation has ended.
+/// Operation of the host kernel on guest memory. The memory stays mapped for the device until this value is dropped. Drop the value when
+/// the operation has ended.
 pub struct HostIo {
     ranges: HostRanges,
     /// Record of the operation, for a device behind the virtio-iommu. Without the virtio-iommu no record is necessary, because RAM is never

@@ -13,8 +13,8 @@ use super::view::DmaView;
 use crate::platform::HostRange;
 use crate::ram::Ram;
 
-/// Memory that a device can access: all guest RAM, or only the mappings of its domain. The device's addresses are guest-physical
-/// addresses in the first case, and IOVAs in the second. All clones share the mappings.
+/// Memory that a device can access. A device behind the virtio-iommu can access only the mappings of its domain, and its addresses are
+/// IOVAs. Any other device can access all guest RAM, and its addresses are guest-physical addresses. All clones share the mappings.
 #[derive(Clone)]
 pub struct DeviceMemory {
     ram: Arc<Ram>,
@@ -43,8 +43,8 @@ impl DeviceMemory {
         DmaView::new(&self.ram, self.table.as_deref())
     }
 
-    /// Prepares I/O of the host kernel in these ranges (address and length), in this order. `owner` runs the operation, and must drop the
-    /// [`HostIo`] when the operation has ended.
+    /// Prepares I/O of the host kernel in the ranges `parts` (address and length), in this order. `owner` runs the operation, and must drop
+    /// the [`HostIo`] when the operation has ended.
     ///
     /// Returns `None` if part of the access is not allowed. Behind the virtio-iommu, a denied access is reported to the driver.
     pub fn begin_io(

@@ -4,23 +4,23 @@
 //!
 //! A device accesses memory through [`DeviceMemory`]. Without an IOMMU, the device can access all guest RAM. Behind the virtio-iommu, it
 //! can access only the mappings of its domain, which are in a table ([`DmaTable`]). The engine fills the table through a [`TableMapper`],
-//! as it fills an address space of the host through other mappers. The table has its own lock, separate from the engine's. So a device
+//! as it fills an address space of the host through other mappers. The table has its own lock, separate from the engine's lock. So a device
 //! that copies does not wait for a MAP of another device.
 //!
 //! - **Copies** use a [`DmaView`], which holds a read lock on the table. An UNMAP takes the write lock, so it waits for copies in progress.
 //!   Slices of memory cannot outlive their view. Keep views short: do not hold a view while a device waits for anything.
 //! - **I/O of the host kernel** in guest memory uses a [`HostIo`]. An UNMAP first denies new accesses to the range. Then it cancels the I/O
-//!   and waits for its end, for at most [`IO_DEADLINE`]. If the I/O still runs, the device is given up, and the UNMAP fails. The range
-//!   stays inaccessible for new accesses. An UNMAP never succeeds while the kernel may still write.
+//!   and waits for its end, for at most [`IO_DEADLINE`]. If the I/O still runs, the device fails until its driver resets it, and the UNMAP
+//!   fails. The range stays inaccessible for new accesses. An UNMAP never succeeds while the kernel may still write.
 //! - **Denied accesses** are reported on the virtio-iommu's event queue ([`FaultSender`]).
 //!
 //! # Why not `vm_memory::iommu`
 //! `IommuMemory` translates addresses with an `Iotlb` and one `GuestMemoryBackend`. Window chunks could be a region of this back end. But
 //! `IommuMemory` is unsuitable for these reasons:
-//! - It tracks writes in a bitmap by IOVA, for vhost-user. Its documentation advises against other uses. Carom needs dirty RAM by
-//!   guest-physical address.
-//! - Its slices live as long as the memory object, not as long as the guard of the translation. So an UNMAP could succeed while another
-//!   thread still uses a slice.
+//! - It tracks writes in a bitmap by IOVA, for vhost-user, and its documentation advises against other uses of this bitmap. Carom needs a
+//!   bitmap of written RAM by guest-physical address.
+//! - Its slices may outlive the guard of the translation, because they borrow from the memory object. So an UNMAP could succeed while
+//!   another thread still uses a slice.
 //! - It does not support I/O of the host kernel.
 //! - Each access costs two range queries and two look-ups.
 //! - It panics if bounds wrap around, and the guest controls these bounds.

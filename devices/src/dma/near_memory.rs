@@ -33,7 +33,7 @@ impl<'m> NearMemory<'m> {
     fn near(&self, addr: GuestAddress, count: usize) -> Option<RamSlice<'_>> {
         let region = self.last.get()?;
         let offset = region.to_region_addr(addr)?;
-        // Fails beyond the end of the region.
+        // This call fails if the range exceeds the region.
         region.get_slice(offset, count).ok()
     }
 

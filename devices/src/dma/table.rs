@@ -74,12 +74,12 @@ pub(super) struct Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stop(pub(super) u64);
 
-/// Error while mappings are removed. The mappings still exist.
+/// Reason why mappings cannot be removed. After an error, the mappings still exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RemoveError {
     /// The range does not consist of one or several whole mappings.
     NotWhole,
-    /// The host kernel still does I/O in the range after the deadline. The mappings deny all new accesses.
+    /// The host kernel still does I/O in the range after the deadline. The mappings deny all new accesses from now on.
     Busy,
 }
 
@@ -178,7 +178,7 @@ pub struct DmaTable {
     ram: Arc<Ram>,
     windows: OnceLock<Arc<WindowMemory>>,
     devices: OnceLock<Arc<GuestVisibleMemory>>,
-    /// Destination for reports of denied accesses. If `None`, they are logged, because the device has no virtual IOMMU.
+    /// Destination for reports of denied accesses. `None` if the device has no virtual IOMMU. Denied accesses are then logged.
     faults: Option<(EndpointId, FaultSender)>,
     entries: RwLock<Entries>,
     operations: Arc<Operations>,

@@ -21,11 +21,11 @@ pub enum Cause {
 /// Lost page of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Its address in this process, if known.
+    /// Address of the page in this process, if known.
     pub address: Option<usize>,
-    /// Its guest-physical address, if known.
+    /// Guest-physical address of the page, if known.
     pub gpa: Option<u64>,
-    /// Reason why it is lost.
+    /// Reason why the page is lost.
     pub cause: Cause,
 }
 
@@ -59,7 +59,7 @@ impl Loss {
         }
     }
 
-    /// Names the regions that lack a page now, or all regions.
+    /// Names the regions that lack a page now. If no region lacks a page, names all regions.
     fn without_address(&self) -> String {
         let gpa = self.gpa.map(|gpa| format!("guest-physical {gpa:#x}, ")).unwrap_or_default();
         let names = regions::with_all(|all| {
@@ -78,14 +78,14 @@ impl Loss {
     }
 }
 
-/// Returns one line for the user if a region of guest memory lacks a page now. This may explain a failure of KVM.
+/// Returns one line for the user if a region of guest memory lacks a page now. The missing page may be the reason why KVM failed.
 pub fn missing_memory() -> Option<String> {
     let lacking = regions::with_all(|all| all.iter().any(lacks_a_page));
     lacking.then(|| Loss { address: None, gpa: None, cause: Cause::Missing }.explain())
 }
 
 /// Returns one line for the user if the file of a region was truncated, so that guest data is lost. Ignores holes that cannot be filled
-/// now.
+/// now, if the file is not truncated.
 pub fn truncated_memory() -> Option<String> {
     let truncated =
         regions::with_all(|all| all.iter().any(|region| lacks_its_last_page(region) && has_short_file(region)));

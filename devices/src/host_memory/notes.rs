@@ -66,7 +66,8 @@ pub struct Note {
 pub fn take_notes() -> impl Iterator<Item = Note> {
     let note = |place: &Place, is_stuck: bool| {
         let (address, cause) = place.take()?;
-        // A thread that continued may have ended meanwhile together with its VM. If the region is gone, the note is dropped.
+        // The thread that left this note continued, and may have ended together with its VM. If the region no longer exists, the note is
+        // dropped.
         if !is_stuck {
             regions::find(address)?;
         }

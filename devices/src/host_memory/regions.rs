@@ -16,7 +16,7 @@ use crate::sync::lock;
 const TABLE: usize = 512;
 /// Number of words of text that the table keeps for each region.
 const TEXT_WORDS: usize = 40;
-/// Size of this text in bytes.
+/// Size of the text of each region in bytes.
 pub(super) const TEXT_BYTES: usize = TEXT_WORDS * 8;
 
 /// Source of the pages of a region.
@@ -33,11 +33,11 @@ pub enum Supply {
 /// Description of a region of guest memory, for messages.
 #[derive(Clone, Debug)]
 pub struct Origin {
-    /// Its name for the user, such as `zone 'a', file /mnt/ram`.
+    /// Name of the region for the user, such as `zone 'a', file /mnt/ram`.
     pub name: String,
-    /// Source of its pages.
+    /// Source of the region's pages.
     pub supply: Supply,
-    /// The file that is mapped there, if this process has it open.
+    /// File that is mapped in the region, if this process has the file open.
     pub file: Option<Arc<File>>,
     /// Offset of the region's first byte in the file.
     pub offset: u64,

@@ -60,7 +60,7 @@ impl fmt::Display for Kind {
 }
 
 impl Kind {
-    /// True if a second descriptor of the same device has no use.
+    /// True if a second descriptor of the same device would be useless.
     pub(super) fn is_one_of_a_kind(&self) -> bool {
         matches!(self, Self::Kvm | Self::Iommufd | Self::VfioDevice(_))
     }

@@ -3,8 +3,8 @@
 //! Descriptors that the process inherited when it was started: of KVM, IOMMUFD, VFIO devices, tap interfaces, files and sockets. The
 //! process uses them instead of opening the same objects. A path `/dev/fd/N` names an inherited file or socket.
 //!
-//! The kind of a device's descriptor follows from its device number (`st_rdev`) and sysfs. The path by which it was opened does not
-//! matter.
+//! Carom determines the kind of a device's descriptor from the device number (`st_rdev`) and sysfs. The path by which it was opened does
+//! not matter.
 
 mod kind;
 
@@ -23,7 +23,7 @@ use kind::{Kind, identify};
 
 struct Kept {
     number: i32,
-    /// `None` after the descriptor was given away.
+    /// `None` after the descriptor was handed over to its only user.
     file: Option<File>,
     kind: Kind,
     /// Alive while the descriptor is in use, if its kind allows only one user at a time.
@@ -52,7 +52,7 @@ pub struct InheritedListener {
     pub in_use: Arc<()>,
 }
 
-/// Keeps `fd`, which had this `number` when the process was started, for later users.
+/// Keeps `fd` for later use. `number` is the descriptor's number when the process was started.
 ///
 /// # Errors
 /// The descriptor is of a kind that Carom does not use, or that can only be opened by its path.
@@ -87,7 +87,7 @@ pub(crate) fn iommufd() -> Option<io::Result<File>> {
 }
 
 /// Returns the descriptor of VFIO's character device for a function, if one was kept. `function` is the function's directory in sysfs,
-/// without symbolic links. The descriptor is given out once, because the kernel binds it to an IOMMUFD until it is closed.
+/// without symbolic links. The descriptor is given out only once, because the kernel binds it to an IOMMUFD until it is closed.
 pub(crate) fn vfio_device(function: &Path) -> Option<File> {
     let mut kept = lock(&KEPT);
     let place = kept.iter().position(|kept| matches!(&kept.kind, Kind::VfioDevice(of) if of == function))?;
@@ -100,10 +100,10 @@ pub fn is_kept(path: &Path) -> bool {
 }
 
 /// Returns a duplicate of the kept descriptor N, if `path` is `/dev/fd/N` or `/proc/self/fd/N`. Returns `None` if no such descriptor was
-/// kept. The duplicate refers to the same open file, so both share the position, and no access rights of the file are checked.
+/// kept. The duplicate and the kept descriptor share one open file and its position. The file's access rights are not checked.
 ///
 /// # Errors
-/// The descriptor is neither a file nor a block device (nor a pipe, for appending), or is not open for this access.
+/// The descriptor is not a file or block device, or is not open for this access. For [`Access::Append`], the descriptor may also be a pipe.
 pub fn file(path: &Path, access: Access) -> Option<io::Result<File>> {
     with_kept(path, |kept| {
         let file = match (kept.kind == Kind::Pipe, access) {
@@ -115,7 +115,7 @@ pub fn file(path: &Path, access: Access) -> Option<io::Result<File>> {
     })
 }
 
-/// Like [`file()`], for a source of random bytes, or a file or pipe to read them from.
+/// Like [`file()`], for a source of random bytes, or a file or pipe that contains them.
 ///
 /// # Errors
 /// The descriptor is of another kind, or is not open for reading.

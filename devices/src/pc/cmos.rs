@@ -67,7 +67,7 @@ const D_VALID: u8 = 1 << 7;
 /// host can take longer.
 const HOLD_TIME: Duration = Duration::from_millis(50);
 
-/// Kind and version of its saved state.
+/// Kind and version of the saved state.
 const STATE: (&str, u32) = ("cmos", 1);
 
 /// Saved state of the CMOS.
@@ -177,7 +177,7 @@ impl Cmos {
     /// Returns the state of the CMOS. Call it while all vCPUs are stopped.
     ///
     /// # Errors
-    /// It never fails today.
+    /// This function never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         let registers = self.lock();
         DeviceState::new(STATE.0, STATE.1, &CmosState { index: registers.index, cells: registers.cells.to_vec() })

@@ -24,7 +24,7 @@ const REFRESH: u8 = 1 << 4;
 /// Output of timer 2. It is always high, so that software does not wait for ever for the missing timer.
 const TIMER_2_OUT: u8 = 1 << 5;
 
-/// Kind and version of its saved state.
+/// Kind and version of the saved state.
 const STATE: (&str, u32) = ("control-port", 1);
 
 /// Saved state of the port.
@@ -43,7 +43,7 @@ impl ControlPort {
     /// Returns the state of the port. Call it while all vCPUs are stopped.
     ///
     /// # Errors
-    /// It never fails today.
+    /// This function never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         DeviceState::new(STATE.0, STATE.1, &ControlPortState { value: self.0.load(Ordering::Relaxed) })
     }

@@ -16,7 +16,7 @@ use crate::state::{DeviceState, StateError};
 /// Size of the register file in bytes.
 pub const REGISTERS_LEN: u64 = 8;
 
-/// Kind and version of its saved state.
+/// Kind and version of the saved state.
 const STATE: (&str, u32) = ("serial", 1);
 
 /// Registers and the receiver's FIFO in the saved state, from `vm-superio`'s [`SerialState`].
@@ -82,7 +82,7 @@ impl SerialPort {
     /// Returns the state of the port, without output, which has already been passed on. Call it while all vCPUs are stopped.
     ///
     /// # Errors
-    /// It never fails today.
+    /// This function never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         DeviceState::new(STATE.0, STATE.1, &SerialPortState(self.lock().state()))
     }

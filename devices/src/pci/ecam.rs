@@ -95,7 +95,7 @@ impl ConfigPorts {
     /// Returns the state of the ports. Call it while all vCPUs are stopped.
     ///
     /// # Errors
-    /// It never fails today.
+    /// This function never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         let address = self.address.load(Ordering::Relaxed);
         DeviceState::new(PORTS_STATE.0, PORTS_STATE.1, &ConfigPortsState { address })

@@ -31,7 +31,7 @@ impl HostBridgeKind {
 /// Base class bridge, subclass host.
 const CLASS: u32 = 0x06_0000;
 
-/// Kind and version of its saved state.
+/// Kind and version of the saved state.
 const STATE: (&str, u32) = ("host-bridge", 1);
 
 /// Host bridge without registers beyond the standard header.

@@ -40,7 +40,7 @@ const IDENTITY: Identity = Identity {
 /// BAR of the registers in memory.
 const BAR: Bar = Bar { index: 0, kind: BarKind::Memory32 { prefetchable: false }, size: 16 };
 
-/// Kind and version of its saved state.
+/// Kind and version of the saved state.
 const STATE: (&str, u32) = ("watchdog", 1);
 
 /// Saved state of the watchdog.
