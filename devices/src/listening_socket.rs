@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Unix sockets that clients of the VMM connect to. A new socket replaces a stale socket at its path, but no other kind of file and no
-//! socket that a process serves. The socket's file is removed with the socket.
+//! Unix sockets that clients of the VMM connect to. A new socket replaces a stale socket at the same path. It never replaces another kind
+//! of file, or a socket that a process serves. Dropping a socket removes its file.
 
 use std::fs::{self, File};
 use std::io;
@@ -32,7 +32,7 @@ pub struct ListeningSocket {
 
 type Identity = (u64, u64);
 
-/// Sockets of this process. If one of them is in use, the error must not blame another process.
+/// Sockets of this process. If the path of a new socket is one of these sockets, the error must not blame another process.
 static OWN: Mutex<Vec<Identity>> = Mutex::new(Vec::new());
 
 /// Users who may connect to a socket.
@@ -44,7 +44,7 @@ pub enum Clients {
     ByUmask,
 }
 
-/// Maximum time to wait for other processes that create the same socket.
+/// Maximum time to wait for other processes that create a socket at the same path.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause between two attempts.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -75,7 +75,7 @@ impl ListeningSocket {
             Clients::Owner => listen_for_owner(path),
         }?;
         let identity = identity(path).inspect_err(|_| {
-            // Remove the new file. If this fails, too, the cause is probably the same, so only the first error is returned.
+            // Remove the new file. Ignore an error of the removal, because the first error probably has the same cause.
             let _ = fs::remove_file(path);
         })?;
         lock(&OWN).push(identity);
@@ -85,8 +85,8 @@ impl ListeningSocket {
     /// Creates a socket for a part of the VM. If `path` is `/dev/fd/N`, uses the inherited socket with this number.
     ///
     /// # Errors
-    /// Those of [`Self::bind`] for a path. For an inherited socket: the descriptor is not a listening socket, or another part of the VM
-    /// uses it.
+    /// For a path, the errors of [`Self::bind`]. For an inherited socket, the descriptor is not a listening socket, or another part of the
+    /// VM uses the socket.
     pub fn for_part(path: &Path, clients: Clients) -> io::Result<Self> {
         let Some(inherited) = inherited::listener(path) else { return Self::bind_for(path, clients) };
         let InheritedListener { listener, in_use } = inherited?;
@@ -113,8 +113,8 @@ impl ListeningSocket {
 /// Creates a socket at `path` that only this user can connect to.
 fn listen_for_owner(path: &Path) -> io::Result<UnixListener> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // The file gets the socket's mode, restricted by the umask (`unix_bind_bsd()` of Linux' net/unix/af_unix.c). A temporary umask would
-    // also affect files that other threads create.
+    // Set the socket's mode before `bind`, because the new file gets this mode, restricted by the umask (`unix_bind_bsd()` of Linux'
+    // net/unix/af_unix.c). A temporary umask would also affect files that other threads create.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, MOST_WAITING)?;
@@ -142,7 +142,7 @@ struct StartLock {
 }
 
 impl StartLock {
-    /// Waits for other processes that create the same socket. The wait is limited, because one of these processes may be stopped.
+    /// Waits for other processes that create a socket at the same path. The wait is limited, because one of these processes may be stopped.
     fn take(socket: &Path, timeout: Duration) -> io::Result<Self> {
         let mut name = socket.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_os_string();
         name.push(".lock");
@@ -203,7 +203,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     if lock(&OWN).contains(&(metadata.dev(), metadata.ino())) {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "this VM uses this socket already: use another path"));
     }
-    // Do not wait for room in the server's queue, which may never become free.
+    // Connect without waiting for room in the server's queue, because the server may never make room.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     match connect(&client, &SocketAddrUnix::new(path)?) {

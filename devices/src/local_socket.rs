@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use crate::inherited;
 
-/// Connects to the process that listens at `path`. Fails at once if the listener's queue is full. If `path` names an inherited
+/// Connects to the process that listens at `path`. Fails immediately if the listener's queue is full. If `path` names an inherited
 /// connection, returns the inherited connection instead ([`inherited::connection`]).
 pub(crate) fn connect_now(path: &Path) -> io::Result<UnixStream> {
     if let Some(stream) = inherited::connection(path).transpose()? {

@@ -2,9 +2,9 @@
 
 //! Time limits for peers that this process does not trust.
 //!
-//! One access of a guest, or one operation of the VMM, may need many messages to a server. With a limit for each message, the
-//! waits would add up. So related messages form an [`Operation`], which has a limit for each server in total. In addition, a
-//! server has a [`Budget`] for all the time that it delays other threads.
+//! One access of a guest, or one operation of the VMM, may need many messages to a server. If each message had its own limit, the waits
+//! would add up. So related messages form an [`Operation`], which limits the total wait for each server. In addition, a [`Budget`] limits
+//! the time that a server delays other threads in all operations together.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub(crate) enum Peer {
     /// The host's kernel, which completes I/O.
     HostKernel,
-    /// The server at the other end of a connection, of any kind.
+    /// The server at the other end of a connection. The number identifies the connection.
     Server(u64),
 }
 
@@ -29,17 +29,17 @@ impl Peer {
 }
 
 thread_local! {
-    /// Operations of this thread: true while one is in progress, and the number of operations begun so far.
+    /// Operations of this thread. The first field is true while an operation is in progress. The second field is the number of operations
+    /// begun so far.
     static CURRENT: Cell<(bool, u64)> = const { Cell::new((false, 0)) };
-    /// Waits of this thread in an operation: number of the operation, peer, time.
+    /// Total wait of this thread for each peer in an operation. An entry is the number of the operation, the peer and the time.
     static WAITED: RefCell<Vec<(u64, Peer, Duration)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Group of a thread's actions that share a time limit, from creation to drop. It costs almost nothing if the thread never
-/// waits.
+/// Group of a thread's actions that share a time limit, from creation to drop. The group costs almost nothing if the thread never waits.
 pub struct Operation {
     is_outermost: bool,
-    /// An operation belongs to its thread.
+    /// Prevents sending the operation to another thread.
     not_send: PhantomData<*const ()>,
 }
 
@@ -90,17 +90,17 @@ impl Drop for Operation {
 /// Divisor of the refill rate: a [`Budget`] regains 1/64 of the time that passes.
 const COMES_BACK: u32 = 64;
 
-/// Time for which a server may delay other threads. Used time is slowly given back.
+/// Time for which a server may delay other threads. The budget slowly regains used time.
 #[derive(Debug)]
 pub(crate) struct Budget {
     /// Maximum of `left`.
     whole: Duration,
-    /// An answer within this time costs nothing.
+    /// An answer within this time is not charged.
     free: Duration,
     left: Duration,
     /// Time at which `left` was computed.
     since: Instant,
-    /// End of the paid period. Concurrent waits are paid for only once.
+    /// End of the period that was charged already. Concurrent waits are charged only once.
     paid: Instant,
 }
 

@@ -14,15 +14,15 @@ pub use crate::host_range::HostRange;
 /// Handler of accesses to a range of port or memory-mapped I/O.
 ///
 /// Both functions run on the thread of the vCPU that made the access. So a device handles its registers synchronously, and several vCPUs
-/// may call the device at once.
+/// may call the device at the same time.
 pub trait BusDevice: Send + Sync {
     /// Reads `data.len()` bytes at `offset` from the start of the range. Bytes for which the device has no register keep the caller's
     /// preset value (all ones).
     fn read(&self, offset: u64, data: &mut [u8]);
     /// Writes `data` at `offset` from the start of the range.
     fn write(&self, offset: u64, data: &[u8]);
-    /// True if the range is ordinary memory, which the guest accesses through a memory slot. If an access to the range reaches the VMM
-    /// anyway, the host may be unable to supply the page.
+    /// True if the range is ordinary memory, which the guest accesses through a memory slot. If such an access exits to the VMM instead,
+    /// the host may be unable to supply the page.
     fn is_memory(&self) -> bool {
         false
     }
@@ -57,12 +57,12 @@ pub trait SharedLine: Send + Sync {
     /// Returns the number of the line, as in the interrupt line register of configuration space.
     fn number(&self) -> u8;
     /// Makes a write to `raise` raise the line. When the guest has served the interrupt, the line is lowered and `served` is written, so
-    /// that the device can raise it again. `served` is also written for interrupts of other devices on the line.
+    /// that the device can raise the line again. `served` is also written for interrupts of other devices on the line.
     ///
     /// # Errors
-    /// The host refuses. Neither event is connected then.
+    /// The host kernel rejects the connection. Then neither event is connected.
     fn connect(&self, raise: &EventFd, served: &EventFd) -> io::Result<()>;
-    /// Undoes [`connect`](Self::connect). The line is lowered if no other device is connected to it.
+    /// Undoes [`connect`](Self::connect). If no other device is connected to the line, the line is lowered.
     ///
     /// # Errors
     /// No such connection exists.
@@ -83,7 +83,7 @@ pub trait VfioFiles: Send + Sync {
     fn remove(&self, file: BorrowedFd<'_>) -> io::Result<()>;
 }
 
-/// Message-signalled interrupt: the value that the device writes, and the address.
+/// Message-signalled interrupt: the value that the device writes, and the address of the write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MsiMessage {
     /// Guest-physical address of the write.
@@ -96,13 +96,14 @@ pub struct MsiMessage {
 pub trait MsiVectors: Send + Sync {
     /// Returns the number of vectors.
     fn count(&self) -> u16;
-    /// Returns the event of `vector`. A write to it raises the interrupt without an exit to the VMM. If the vector is unrouted (masked),
-    /// a written event stays pending, and fires once the vector is routed again. While the vector is routed, only the host's kernel reads
-    /// the event. Another process may hold the event, and may make it blocking.
+    /// Returns the event of `vector`. A write to it raises the interrupt without an exit to the VMM. If the vector is unrouted (masked), a
+    /// written event stays pending, and fires once the vector is routed again. While the vector is routed, only the host's kernel reads the
+    /// event. Another process may share the event, and may clear its `O_NONBLOCK` flag. So ordinary reads and writes of the event may
+    /// block.
     fn event(&self, vector: u16) -> Option<&EventFd>;
     /// Routes `vector` to `message`, or unroutes (masks) it with `None`.
     fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()>;
-    /// Raises `vector` from the VMM's side.
+    /// Raises `vector` on behalf of the VMM.
     fn trigger(&self, vector: u16) -> io::Result<()>;
 }
 
@@ -115,10 +116,10 @@ pub trait MsiAllocator: Send + Sync {
 /// Connections of guest writes to events. A connected write wakes the thread that waits for the event, without an exit to the VMM.
 pub trait Doorbells: Send + Sync {
     /// Makes the host's kernel write `event` for each guest write at `address`, of any width. The device that has claimed the address no
-    /// longer gets these writes.
+    /// longer handles these writes.
     ///
     /// # Errors
-    /// The kernel refuses. The device that has claimed the address then still gets the writes.
+    /// The kernel rejects the connection. Then the device that has claimed the address still handles the writes.
     fn connect(&self, space: Space, address: u64, event: &EventFd) -> io::Result<()>;
     /// Undoes [`connect`](Self::connect).
     ///
@@ -135,8 +136,8 @@ pub trait MemorySlots: Send + Sync {
     /// The range must stay mapped in this process, by any mapping, until the slot is removed. Nothing in this process may hold a Rust
     /// reference to its bytes, because the guest reads and writes them at any time.
     unsafe fn insert(&self, gpa: u64, host: HostRange, read_only: bool) -> io::Result<u32>;
-    /// Like [`insert`](Self::insert), for memory of a device. An implementation that keeps track of contents lets other devices of the
-    /// guest access this memory.
+    /// Like [`insert`](Self::insert), but for memory of a device. An implementation that tracks the contents of slots lets other devices of
+    /// the guest access this memory.
     ///
     /// # Safety
     /// A clone of `range` must exist until the slot is removed.
@@ -144,8 +145,8 @@ pub trait MemorySlots: Send + Sync {
         // SAFETY: The range stays mapped as long as a clone of it exists. No reference to its bytes exists.
         unsafe { self.insert(gpa, range.host(), range.is_read_only()) }
     }
-    /// Blocks access by other devices, because the contents of the slot will not respond for a while. Other devices can access the slot
-    /// again after a new mapping.
+    /// Blocks access by other devices, because the contents of the slot will not respond for a while. Other devices can access the contents
+    /// again after the guest maps them again.
     ///
     /// # Errors
     /// Other devices may still have access.
@@ -170,7 +171,7 @@ pub enum DeviceEvent {
     Panicked,
     /// The guest's kernel has panicked and continues in a crash kernel.
     CrashLoaded,
-    /// The guest did not reload its watchdog in time, so it is reset.
+    /// The guest did not reload its watchdog in time, so the guest is reset.
     WatchdogExpired,
 }
 
@@ -184,9 +185,9 @@ pub trait DeviceObserver: Send + Sync {
 /// Notice of the host about a host device that the guest uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostNotice {
-    /// The device had an uncorrectable error. Its reads and writes since then are unreliable.
+    /// The device had an uncorrectable error. Reads from the device and writes to it are unreliable since then.
     Failed,
-    /// The host wants the device back, and waits until it is closed. The host repeats this notice from time to time.
+    /// The host wants the device back, and waits until this process closes the device. The host repeats this notice from time to time.
     Requested,
 }
 

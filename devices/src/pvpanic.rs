@@ -25,7 +25,7 @@ const IDENTITY: Identity = Identity {
     revision: 1,
 };
 
-/// BAR of the register. The specification defines 2 bytes, which is less than the minimum size of a memory BAR.
+/// BAR of the register. The specification defines a size of 2 bytes, but a memory BAR has at least 16 bytes.
 const BAR: Bar = Bar { index: 0, kind: BarKind::Memory32 { prefetchable: false }, size: 16 };
 
 /// Events by their bit in the register.

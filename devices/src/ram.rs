@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Types of guest RAM. All code that handles RAM uses these types, so the per-page data of RAM is chosen in one place.
+//! Types of guest RAM. All code that handles RAM uses these types, so [`RamBitmap`] is the only place that chooses the data kept per page.
 
 use std::iter;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +11,8 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion,
 use crate::host_memory::Registration;
 use crate::sync::lock;
 
-/// Per-page data of each region. Today there is none. Live migration and incremental snapshots would need a bitmap of written pages here
-/// (`vm_memory::bitmap::AtomicBitmap`).
+/// Data that each region keeps per page. Today a region keeps no such data. Live migration and incremental snapshots would need a bitmap of
+/// written pages here (`vm_memory::bitmap::AtomicBitmap`).
 pub type RamBitmap = ();
 
 /// A contiguous part of RAM.
@@ -42,7 +42,7 @@ pub enum RamError {
 /// time and no lock.
 #[derive(Debug)]
 pub struct Ram {
-    /// Names of the regions in messages. Dropped before the regions are unmapped.
+    /// Registrations of the regions' names for messages. They are dropped before the regions are unmapped.
     names: Mutex<Vec<Registration>>,
     /// Places of regions. Places with a region come first, in order of their addresses.
     places: Vec<Place>,
@@ -53,7 +53,7 @@ pub struct Ram {
 /// All regions that have occupied one place, one after the other. At most one of them is not withdrawn.
 type Place = OnceLock<Tenant>;
 
-/// A region, and its successor in the same place.
+/// A region, and the region that follows it in the same place.
 #[derive(Debug)]
 struct Tenant {
     region: RamRegion,
@@ -109,7 +109,7 @@ impl Ram {
         Self::new(ranges.into_iter().map(region).collect::<Result<_, _>>()?, 0)
     }
 
-    /// Keeps the name of a region as long as the RAM exists.
+    /// Keeps the registration of a region's name as long as the RAM exists.
     pub fn keep_name(&self, name: Registration) {
         lock(&self.names).push(name);
     }
@@ -131,7 +131,7 @@ impl Ram {
     }
 
     /// Withdraws the last region, if it begins at `gpa` and is not the only region. Returns true if the region was withdrawn. The region
-    /// stays mapped, because a thread that has found it may still access it. The guest must not know the region.
+    /// stays mapped, because a thread that has found it may still access it. The guest must not know that the region exists.
     pub fn withdraw(&self, gpa: GuestAddress) -> bool {
         let _changing = lock(&self.changing);
         let last = self.num_regions().checked_sub(1).filter(|last| *last > 0);

@@ -2,9 +2,9 @@
 
 //! Rate limits of requests. The limits are token buckets, which queues of one or several devices can share.
 //!
-//! A bucket holds tokens, one per byte or per request, and regains them at a fixed rate until it is full. A request passes if at least
-//! one token is left, and takes its full cost. A request that costs more than is left puts the bucket into debt, and all further requests
-//! wait until the debt is paid. This has three advantages:
+//! A bucket holds tokens, one per byte or per request, and regains them at a fixed rate until it is full. A request passes if at least one
+//! token is left. It then takes one token, or as many tokens as it has bytes. If too few tokens are left, the bucket goes into debt, and
+//! all further requests wait until the debt is paid. This has three advantages:
 //!
 //! - A request that is larger than the bucket passes, too.
 //! - The average rate is exact.
@@ -37,7 +37,7 @@ pub struct RateLimits {
     pub ops: Option<BucketParams>,
 }
 
-/// Maximum time to wait before the next attempt.
+/// Maximum time that a caller waits before it tries a request again.
 const MOST_WAIT: Duration = Duration::from_secs(3600);
 
 /// Token bucket. A token has as many parts as the refill time has nanoseconds. So each nanosecond adds exactly `size` parts, and nothing
@@ -45,7 +45,7 @@ const MOST_WAIT: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 struct Bucket {
     size: i128,
-    /// In nanoseconds.
+    /// Time in which an empty bucket becomes full, in nanoseconds.
     refill_time: i128,
     /// Tokens left, in parts. A negative value is a debt.
     parts: i128,
@@ -59,7 +59,7 @@ impl Bucket {
         let size = i128::from(params.size.max(1));
         let most = u128::from(u32::MAX) * 1_000_000;
         let refill_time = i128::try_from(params.refill_time.as_nanos().clamp(1, most)).unwrap_or(1);
-        // At most 2^64 tokens with less than 2^52 parts each.
+        // The product fits, because there are at most 2^64 tokens with less than 2^52 parts each.
         Self { size, refill_time, parts: size * refill_time, burst: params.one_time_burst, seen: now }
     }
 
@@ -110,7 +110,7 @@ impl RateLimiter {
     ///
     /// # Errors
     /// The request does not pass now, and no tokens were taken. The error is the time, at most an hour, after which the caller should try
-    /// again. The request then passes, unless other requests come first or the wait is longer than an hour.
+    /// again. After this time the request passes, unless other requests have passed first or the full wait exceeds an hour.
     pub fn pass(&self, bytes: u64, now: Instant) -> Result<(), Duration> {
         let Buckets { bandwidth, ops } = &mut *lock(&self.0);
         let mut both = [bandwidth.as_mut().map(|bucket| (bucket, bytes)), ops.as_mut().map(|bucket| (bucket, 1))];
@@ -193,7 +193,7 @@ mod tests {
         let (limiter, start) = made(bucket(u64::MAX, u64::MAX, Duration::MAX), bucket(1, 0, Duration::MAX));
         assert_eq!(limiter.pass(u64::MAX, start), Ok(()));
         assert_eq!(limiter.pass(u64::MAX, start), Err(MOST_WAIT));
-        // One of two threads may read the clock earlier but call later.
+        // Of two threads, the thread that reads the clock first may call `pass` last.
         assert!(limiter.pass(1, start.checked_sub(SECOND).unwrap_or(start)).is_err());
         assert_eq!(limiter.pass(1, start + Duration::from_millis(u32::MAX.into())), Ok(()));
         let (none, start) = made(None, None);

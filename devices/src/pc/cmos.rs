@@ -20,12 +20,12 @@ use serde::{Deserialize, Serialize};
 use crate::platform::BusDevice;
 use crate::state::{DeviceState, StateError};
 
-/// Number of ports: one for the index, one for the byte at the index.
+/// Number of ports. One port has the index, and the other port accesses the byte at the index.
 pub const REGISTERS_LEN: u64 = 2;
 
 /// Size of the memory in bytes.
 const CELLS: usize = 128;
-/// Bits of the index port that select a byte. The bit above them is kept. On a PC it disables NMIs.
+/// Bits of the index port that select a byte. The port also stores bit 7, which disables NMIs on a PC, but bit 7 has no effect here.
 const INDEX_MASK: u8 = 0x7f;
 
 const SECONDS: u8 = 0x00;
@@ -53,9 +53,9 @@ const RAM_ABOVE_4_GIB: u8 = 0x5b;
 /// Register A as a PC's firmware sets it: 32768 Hz, 1024 ticks per second. No update is ever in progress.
 const A_AT_POWER_ON: u8 = 0x26;
 const A_UPDATE_IN_PROGRESS: u8 = 1 << 7;
-/// Register B bit: hours count to 24, instead of to 12 with a bit for the afternoon.
+/// Register B bit: the hour is 0 to 23. If the bit is clear, the hour is 1 to 12, and bit 7 stands for the afternoon.
 const B_24_HOURS: u8 = 1 << 1;
-/// Register B bit: numbers are binary instead of two decimal digits.
+/// Register B bit: numbers are binary. If the bit is clear, numbers are two decimal digits (BCD).
 const B_BINARY: u8 = 1 << 2;
 /// Bit of 12-hour values: afternoon.
 const AFTERNOON: u8 = 1 << 7;
@@ -63,8 +63,8 @@ const AFTERNOON: u8 = 1 << 7;
 const D_VALID: u8 = 1 << 7;
 
 /// Time for which the clock stands still after a read of register A. A driver first reads in register A that no update is in progress. It
-/// then reads field after field, and must not see the old minute with the new second. A real clock guarantees 244 µs, but exits on a busy
-/// host can take longer.
+/// then reads field after field, and must not see the old minute with the new second. A real clock guarantees that no update follows within
+/// 244 µs, but exits on a busy host can take longer.
 const HOLD_TIME: Duration = Duration::from_millis(50);
 
 /// Kind and version of the saved state.
@@ -87,7 +87,7 @@ struct Registers {
 }
 
 impl Registers {
-    /// Returns the time to show.
+    /// Returns the time that the clock shows at `now`.
     fn time(&self, now: Timestamp) -> DateTime {
         let fresh = |at: &Timestamp| Duration::try_from(now.duration_since(*at)).is_ok_and(|passed| passed < HOLD_TIME);
         let time = self.held_since.filter(fresh).unwrap_or(now);
@@ -98,7 +98,7 @@ impl Registers {
         self.cells[usize::from(REGISTER_B)]
     }
 
-    /// Returns a number in the format of register B.
+    /// Returns a number in the format that register B selects.
     fn number(&self, value: i8) -> u8 {
         let value = value.unsigned_abs();
         if self.b() & B_BINARY != 0 { value } else { ((value / 10) << 4) | (value % 10) }
@@ -144,7 +144,8 @@ fn is_writable(index: u8) -> bool {
     !of_ram && !of_time && !matches!(index, REGISTER_C | REGISTER_D)
 }
 
-/// Returns the memory at power-on of a machine with RAM up to `low_end`, which is below 4 GiB, and `high_ram` bytes above 4 GiB.
+/// Returns the contents of the CMOS memory at power-on. The machine has RAM up to `low_end` (below 4 GiB), and `high_ram` bytes of RAM
+/// above 4 GiB.
 fn cells(low_end: u64, high_ram: u64) -> [u8; CELLS] {
     let mut cells = [0; CELLS];
     let mut set = |index: u8, bytes: &[u8]| cells[usize::from(index)..][..bytes.len()].copy_from_slice(bytes);
@@ -164,7 +165,7 @@ pub struct Cmos {
 }
 
 impl Cmos {
-    /// Creates the CMOS of a machine with RAM up to `low_end`, which is below 4 GiB, and `high_ram` bytes above 4 GiB.
+    /// Creates the CMOS. The machine has RAM up to `low_end` (below 4 GiB), and `high_ram` bytes of RAM above 4 GiB.
     pub fn new(low_end: u64, high_ram: u64) -> Self {
         Self::with_clock(low_end, high_ram, Timestamp::now)
     }
@@ -183,7 +184,7 @@ impl Cmos {
         DeviceState::new(STATE.0, STATE.1, &CmosState { index: registers.index, cells: registers.cells.to_vec() })
     }
 
-    /// Restores `state`. The time is the host's current time.
+    /// Restores `state`. The clock shows the host's current time, because the state does not contain the time.
     ///
     /// # Errors
     /// The state is rejected. Nothing has changed then.
@@ -203,8 +204,8 @@ impl Cmos {
         Ok(())
     }
 
-    /// Resets the index and the stopped time. The memory keeps its contents, because it has a battery on a PC. Call it while all vCPUs are
-    /// stopped.
+    /// Resets the index, and lets a stopped clock continue. The memory keeps its contents, because it has a battery on a PC. Call it while
+    /// all vCPUs are stopped.
     pub fn reset(&self) {
         let mut registers = self.lock();
         (registers.index, registers.held_since) = (0, None);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! System control port B of the PC (port 0x61), without the PC's timer and speaker. When a guest gets an NMI, it reads this port to learn
-//! whether the chipset reports an error. This port never reports an error. Without this device, the port would read as all ones. The
-//! guest would then take each NMI for a parity error of memory or bus, even an NMI that is sent to make it panic.
+//! whether the chipset reports an error. This port never reports an error. Without this device, the port would read as all ones. The guest
+//! would then take each NMI for a parity error of memory or bus, even an NMI that the user sends to make the guest panic.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -14,7 +14,7 @@ use crate::state::{DeviceState, StateError};
 /// Size of the register in bytes.
 pub const REGISTERS_LEN: u64 = 1;
 
-/// Writable bits: gate of timer 2, speaker, and the masks of the two errors. They have no effect.
+/// Writable bits: gate of timer 2, speaker, and the masks of the two errors. These bits have no effect.
 const WRITABLE: u8 = 0x0f;
 
 /// Refresh bit. On a PC it changes with each memory refresh. Here it changes with each read, because some programs wait for a

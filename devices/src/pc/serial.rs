@@ -66,7 +66,7 @@ impl SerialPort {
         Self { uart: Mutex::new(Serial::new(InterruptEvent(Arc::new(interrupt)), output)) }
     }
 
-    /// Gives the guest bytes to read. Returns how many bytes fit.
+    /// Adds bytes to the receiver's FIFO, which the guest reads. Returns the number of bytes that fit.
     pub fn receive(&self, bytes: &[u8]) -> usize {
         let mut uart = self.lock();
         let room = uart.fifo_capacity().min(bytes.len());
@@ -79,7 +79,8 @@ impl SerialPort {
         })
     }
 
-    /// Returns the state of the port, without output, which has already been passed on. Call it while all vCPUs are stopped.
+    /// Returns the state of the port. The state contains no output, because all output of the guest was written already. Call it while all
+    /// vCPUs are stopped.
     ///
     /// # Errors
     /// This function never fails today.
@@ -87,8 +88,8 @@ impl SerialPort {
         DeviceState::new(STATE.0, STATE.1, &SerialPortState(self.lock().state()))
     }
 
-    /// Restores `state`, and raises the interrupt if one is pending. Restore the interrupt controllers first. Input that this port
-    /// received before the call is lost.
+    /// Restores `state`, and raises the interrupt line if an interrupt is pending. Restore the interrupt controllers first. Input that this
+    /// port received before the call is lost.
     ///
     /// # Errors
     /// The state is rejected. Nothing has changed then.
@@ -106,8 +107,8 @@ impl SerialPort {
         Ok(())
     }
 
-    /// Resets the port to its state at power-on. Input that the guest has not read is lost, because it was not meant for the next guest.
-    /// Call it while all vCPUs are stopped.
+    /// Resets the port to its state at power-on. Input that the guest has not read is lost, because it was not meant for the guest that
+    /// boots next. Call it while all vCPUs are stopped.
     pub fn reset(&self) {
         let mut uart = self.lock();
         let new = Serial::new(uart.interrupt_evt().clone(), Box::new(io::sink()) as Box<dyn Write + Send>);
@@ -212,7 +213,8 @@ mod tests {
 
         port.write(0, b"A");
         assert_eq!(*output.0.lock().unwrap(), b"A");
-        // The new guest gets bytes that a console could not deliver to the old guest. It notices them when it reads the port.
+        // After the reset, a console can send bytes to the new guest. The new guest gets an interrupt only after it has enabled the
+        // interrupt.
         assert_eq!(port.receive(b"x"), 1);
         assert!(event.read().is_err());
         port.write(1, &[1]);

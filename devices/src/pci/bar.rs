@@ -12,7 +12,7 @@ pub enum BarKind {
         /// True if reads have no side effect.
         prefetchable: bool,
     },
-    /// Memory anywhere. The register takes two of the six places.
+    /// Memory at any 64-bit address. The BAR occupies two of the six 32-bit registers.
     Memory64 {
         /// True if reads have no side effect.
         prefetchable: bool,
@@ -29,7 +29,7 @@ impl BarKind {
         }
     }
 
-    /// True if the register takes two of the six places.
+    /// True if the BAR occupies two of the six 32-bit registers.
     pub fn is_64bit(self) -> bool {
         matches!(self, Self::Memory64 { .. })
     }
@@ -40,7 +40,7 @@ impl BarKind {
 pub struct Bar {
     /// Register number, 0 to 5.
     pub index: u8,
-    /// Kind of addresses that it claims.
+    /// Kind of addresses that the register claims.
     pub kind: BarKind,
     /// Size in bytes, a power of two, at least 16 for memory and 4 for I/O.
     pub size: u64,

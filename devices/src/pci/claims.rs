@@ -2,9 +2,10 @@
 
 //! Addresses of BARs. The VMM assigns them, and the guest may move the BARs.
 //!
-//! A BAR keeps its place in the guest's address space while its decoding is off. So the sizing sequence of an operating system costs
-//! nothing (decoding off, ones written and read, address restored, decoding on). A BAR loses its place only when it is decoded
-//! elsewhere, or when another BAR is decoded there.
+//! A BAR keeps its place in the guest's address space while its decoding is off. To learn the size of a BAR, an operating system turns
+//! decoding off, writes ones and reads them back, restores the address, and turns decoding on. These steps cost nothing here, because the
+//! BAR's place does not change. A BAR loses its place only when it is decoded at another address, or when another BAR is decoded at this
+//! place.
 //!
 //! If the guest moves a BAR to a forbidden address, the BAR stays at its old place. It moves once the new address is allowed. If another
 //! BAR needs the old place before that, the BAR has no place until it can move.
@@ -81,9 +82,9 @@ struct Claim {
     /// Address that the BAR claims in the guest's address space.
     place: Option<u64>,
     access: Arc<BarAccess>,
-    /// Address that the function requests for the BAR, but that was refused. The address is outside the windows, or another BAR has it.
+    /// Address that the function requests for the BAR, and that was refused. The address is outside the windows, or belongs to another BAR.
     refused: Option<u64>,
-    /// True if a forbidden move was logged. Further moves are not logged, so that the guest cannot fill the log.
+    /// True if a forbidden move was logged. Further forbidden moves are not logged, so that the guest cannot fill the log.
     complained: bool,
 }
 
@@ -110,12 +111,13 @@ impl Claim {
     }
 
     fn lies_in(&self, space: Space, base: u64, size: u64) -> bool {
-        // A size is a power of two, and an address is aligned to the size, so nothing here can wrap.
+        // These sums cannot wrap, because a size is a power of two, and an address is aligned to the size.
         self.space() == space
             && self.place.is_some_and(|place| place <= base + (size - 1) && base <= place + (self.bar().size - 1))
     }
 
-    /// Tells the function the guest address of its BAR. A failure only costs speed, because accesses to the BAR then exit.
+    /// Notifies the function of the guest address of its BAR. A failure only makes accesses to the BAR slow, because they then exit to the
+    /// VMM.
     fn announce(&self, address: u64) {
         let (id, index) = (self.access.device.id(), self.bar().index);
         if let Err(error) = self.access.device.bar_moved(index, address) {
@@ -227,7 +229,8 @@ impl Claims {
         }
     }
 
-    /// Updates the claims of `owner` to what its function decodes. Then moves other BARs whose requested addresses are free now.
+    /// Updates the claims of `owner` to the addresses that its function decodes. Then moves BARs whose requested addresses were refused
+    /// before and are free now.
     pub(super) fn follow(&mut self, owner: u8) {
         for index in 0..self.list.len() {
             let claim = &mut self.list[index];
@@ -276,7 +279,7 @@ impl Claims {
         Ok(())
     }
 
-    /// Like [`Self::follow`], for a restored function. But an address that cannot be claimed is an error.
+    /// Like [`Self::follow`], but for a restored function. An address that cannot be claimed is an error.
     pub(super) fn restore(&mut self, owner: u8) -> Result<(), StateError> {
         for index in 0..self.list.len() {
             let claim = &self.list[index];

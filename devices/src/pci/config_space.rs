@@ -40,11 +40,11 @@ pub struct Capability<'a> {
     pub writable: &'a [u8],
 }
 
-/// Bytes that a guest has written to a configuration space. All other bytes follow from the kind of function.
+/// Bytes that a guest has written to a configuration space. All other bytes are constant for each kind of function.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigState {
-    /// All bytes with bits that the guest may write, in ascending order.
+    /// All bytes with bits that the guest may write, in ascending order of their offsets.
     pub registers: Vec<WrittenBytes>,
 }
 
@@ -104,7 +104,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Adds a base address register. Its command bit becomes writable.
+    /// Adds a base address register. The command bit that enables its decoding becomes writable.
     ///
     /// # Panics
     /// If the register is taken, or the size is too small or not a power of two. Only a bug of the device's code causes this.

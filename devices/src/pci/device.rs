@@ -9,14 +9,14 @@ use crate::state::{DeviceState, StateError};
 
 /// A PCI function.
 ///
-/// Any vCPU may make any call at any time, except [`PciDevice::bars`]. So implementations must lock shared state. The root bus assigns
+/// Any vCPU may call any method at any time, except [`PciDevice::bars`]. So implementations must lock shared state. The root bus assigns
 /// the BARs before the guest runs. After each write to configuration space, the root bus compares [`PciDevice::bar_address`] with its
 /// claims in the guest's address space. So a device need not report that a BAR moved.
 pub trait PciDevice: Send + Sync {
     /// Name for logs and the API, such as `_iommu` or `vfio0`.
     fn id(&self) -> &str;
-    /// Returns the configuration space of a function that this process emulates. `None` if the function overrides all methods that
-    /// use this method.
+    /// Returns the configuration space of a function that this process emulates. A function that returns `None` must override all methods
+    /// that call this method.
     fn config(&self) -> Option<&FunctionConfig> {
         None
     }
@@ -41,9 +41,9 @@ pub trait PciDevice: Send + Sync {
     fn bar_address(&self, index: u8) -> Option<u64> {
         self.config()?.bar_address(index)
     }
-    /// Called after BAR `index` is decoded at `address`. Nothing else of the VM is in this range. If the BAR is mapped into the guest,
-    /// the device creates or moves its memory slots here. After decoding was turned off and on, the call is repeated with the same
-    /// address.
+    /// Called after BAR `index` is decoded at `address`. No other device or memory of the VM is in this range. If the BAR is mapped into
+    /// the guest, the device creates or moves its memory slots here. After decoding was turned off and on, the call is repeated with the
+    /// same address.
     fn bar_moved(&self, _index: u8, _address: u64) -> io::Result<()> {
         Ok(())
     }
@@ -64,8 +64,8 @@ pub trait PciDevice: Send + Sync {
     /// Resets the device to its state at power-on, with DMA and interrupts off. Its BARs keep the addresses that
     /// [`PciDevice::assign_bar`] set. Called with all vCPUs stopped.
     fn reset(&self) -> io::Result<()>;
-    /// Stops the device's work on its own threads. After it returns, the device accesses no guest memory, and its state does not
-    /// change before [`PciDevice::resume`]. Called with all vCPUs stopped. A host device continues.
+    /// Stops the device's work on its own threads. After this function returns, the device accesses no guest memory, and its state does not
+    /// change before [`PciDevice::resume`]. Called with all vCPUs stopped. A passed-through host device is not stopped.
     fn pause(&self) {}
     /// Lets the device continue. Called before the vCPUs run.
     fn resume(&self) {}

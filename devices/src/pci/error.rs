@@ -16,7 +16,7 @@ pub enum PciError {
     Window {
         /// Kind of window.
         what: &'static str,
-        /// Its addresses.
+        /// Addresses of the window.
         window: RangeInclusive<u64>,
     },
     /// The address is not function 0 of a device on the root bus of an existing segment.
@@ -25,7 +25,7 @@ pub enum PciError {
     /// Another function has the address.
     #[error("PCI address {address} is already used by {by}")]
     Occupied {
-        /// Address of both functions.
+        /// Address that both functions request.
         address: PciAddress,
         /// Name of the function that has the address.
         by: String,

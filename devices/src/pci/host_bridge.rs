@@ -7,7 +7,7 @@ use std::io;
 use super::{ConfigSpace, FunctionConfig, Identity, PciDevice};
 use crate::state::{DeviceState, StateError};
 
-/// Identity of a host bridge. Firmware recognises the machine by it.
+/// Identity of a host bridge. Firmware recognises the machine by this identity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostBridgeKind {
     /// Generic PCI Express host bridge of the Linux PCI ID list.

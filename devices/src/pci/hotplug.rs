@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Hotplug on the root buses. The guest's ACPI methods read these registers to learn which devices were added or must be removed. They
-//! write the registers to release devices.
+//! Hotplug on the root buses. The guest's ACPI methods read these registers to learn which devices were added or must be removed. The
+//! methods write another register to release devices.
 //!
 //! | offset | register | access |
 //! | --- | --- | --- |
@@ -78,14 +78,14 @@ impl HotplugRegisters {
     /// Size of the registers of a segment, in bytes.
     pub const LEN: u64 = 12;
 
-    /// Creates registers for the devices of `root`. `left` is called on a vCPU's thread when the guest has released a device. The
-    /// device is off the bus by then.
+    /// Creates registers for the devices of `root`. `left` is called on a vCPU's thread after the guest has released a device and the
+    /// device has left the bus.
     pub fn new(root: Arc<PciRoot>, line: Box<dyn InterruptLine>, left: Box<dyn Fn() + Send + Sync>) -> Self {
         let states = Mutex::new(vec![State::default(); root.segments().into()]);
         Self { states, root, line, left }
     }
 
-    /// Tells the guest that the device at `address` was added to its bus.
+    /// Notifies the guest that the device at `address` was added to its bus.
     pub fn announce(&self, address: PciAddress) {
         let mut states = lock(&self.states);
         if let Some(state) = states.get_mut(usize::from(address.segment)) {
@@ -94,9 +94,8 @@ impl HotplugRegisters {
         }
     }
 
-    /// Asks the guest to release the device at `address`, even if the guest was asked before. Does nothing if no device is at this
-    /// address. The guest may have released the device before the caller knew, and the request must not apply to the next device at
-    /// this address.
+    /// Asks the guest to release the device at `address`, even if the guest was asked before. Does nothing if no device is at this address.
+    /// In this case the guest has already released the device, and the request must not affect the next device at this address.
     pub fn request(&self, address: PciAddress) {
         // The lock is also held while a device leaves the bus, so the device cannot leave between the check and the request.
         let mut states = lock(&self.states);
@@ -355,7 +354,7 @@ mod tests {
         assert!(!rig.is_up());
     }
 
-    /// The guest has released a device, but the caller that repeats the request does not know this yet.
+    /// The guest has released a device. The caller does not know this yet, and repeats the request.
     #[test]
     fn late_removal_request_does_not_affect_next_device_in_slot() {
         let rig = rig();

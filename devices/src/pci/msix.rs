@@ -72,7 +72,7 @@ pub struct MsixTable {
     entries: Vec<Entry>,
     vectors: Arc<dyn MsiVectors>,
     control: u16,
-    /// True if the function may be a bus master. If not, it cannot send messages, because a message is a write to memory.
+    /// True if the function may be a bus master. Otherwise the function cannot send messages, because a message is a write to memory.
     on_bus: bool,
     /// One bit for each vector. It is set if [`trigger`](Self::trigger) was called while the vector was masked. An interrupt that
     /// hardware raised waits in the vector's event instead.
@@ -111,15 +111,15 @@ impl MsixTable {
     /// Handles the guest's write to the message control register. Only the enable and function mask bits count.
     ///
     /// # Errors
-    /// The first vector that the interrupt controller rejects. All other vectors have their routes. The next change tries the
-    /// rejected vector again. All functions that change routes return errors in this way.
+    /// The error names the first vector that the interrupt controller rejects. All vectors that it accepts have their routes. The next
+    /// change tries the rejected vectors again. All functions that change routes return errors in this way.
     pub fn set_control(&mut self, control: u16) -> Result<(), MsixError> {
         self.control = control & (CONTROL_ENABLE | CONTROL_FUNCTION_MASK);
         self.apply_all()
     }
 
-    /// Sets whether the function may be a bus master. If not, its messages stay pending. A new table allows it, and a reset does
-    /// not change this setting.
+    /// Sets whether the function may be a bus master. Otherwise its messages stay pending. The function of a new table may be a bus master.
+    /// A reset does not change this setting.
     pub fn set_on_bus(&mut self, on_bus: bool) -> Result<(), MsixError> {
         self.on_bus = on_bus;
         self.apply_all()
@@ -182,8 +182,8 @@ impl MsixTable {
         events.filter(|(_, event)| has_fired(event)).fold(0, |bits, (bit, _)| bits | 1 << bit)
     }
 
-    /// Raises `vector` from the VMM's side: immediately if it is unmasked, otherwise once it is unmasked. Ignores a vector
-    /// that does not exist, and all vectors while MSI-X is off.
+    /// Raises `vector` on behalf of the VMM. If the vector is masked, raises it once it is unmasked. Does nothing if the vector does not
+    /// exist, or if MSI-X is off.
     pub fn trigger(&mut self, vector: u16) -> io::Result<()> {
         let index = usize::from(vector);
         let Some(entry) = self.entries.get(index) else { return Ok(()) };
@@ -211,7 +211,7 @@ impl MsixTable {
     /// because pending interrupts that are not masked are raised.
     ///
     /// # Errors
-    /// A field breaks a rule, or the interrupt controller rejected a route. If a field breaks a rule, nothing has changed.
+    /// A field of the state is invalid, or the interrupt controller rejected a route. If a field is invalid, nothing has changed.
     pub fn restore(&mut self, state: &MsixState) -> Result<(), StateError> {
         if state.vectors.len() != self.entries.len() {
             return Err(StateError::rule(
@@ -244,7 +244,7 @@ impl MsixTable {
             (entry.address, entry.data, entry.control) = (0, 0, VECTOR_MASK);
         }
         let outcome = self.set_control(0);
-        // Drop interrupts that wait in events. The events are not routed now, so KVM does not consume them.
+        // Drop interrupts that wait in events. The events are not routed now, so KVM would not read them.
         for vector in 0..self.count() {
             if let Some(event) = self.vectors.event(vector) {
                 forget(event);
@@ -504,7 +504,7 @@ mod tests {
             recorder.refuse(&[0, 1]);
             assert_eq!(failed_vector(off(&mut table)), 0);
             assert_eq!(recorder.changed(), [(2, None)]);
-            // The next change tries again.
+            // The next change tries the rejected vectors again.
             off(&mut table).unwrap();
             assert_eq!(recorder.changed(), [(0, None), (1, None)]);
             table.set_on_bus(true).unwrap();
@@ -551,7 +551,7 @@ mod tests {
         }
         table.write_table(13, &[0xff; 3]).unwrap();
         assert_eq!(control(&table), 0);
-        // A state may come from a version that stored these bits.
+        // A saved state may come from a version of Carom that stored these reserved bits.
         let mut state = table.state();
         state.vectors[0].control = u32::MAX;
         table.restore(&state).unwrap();

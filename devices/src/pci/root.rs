@@ -47,7 +47,7 @@ impl FunctionState {
 /// PCI bus 0 of each segment, with its host bridge: 32 devices with one function each.
 ///
 /// The guest accesses the buses through [`super::Ecam`] and [`super::ConfigPorts`]. If a write to configuration space enables or moves a
-/// BAR, the bus claims or moves a range in the [`AddressSpace`]. It does this *during the write*, on the vCPU's thread. So an
+/// BAR, the bus claims or moves a range in the [`AddressSpace`]. The bus does this *during the write*, on the vCPU's thread. So an
 /// `AddressSpace` must allow [`AddressSpace::insert`] and [`AddressSpace::remove`] from within a [`crate::platform::BusDevice`] call.
 pub struct PciRoot {
     functions: RwLock<Vec<Functions>>,
@@ -57,8 +57,8 @@ pub struct PciRoot {
 
 impl PciRoot {
     /// Creates one bus for each of `windows`, segment by segment, with only a host bridge of kind `bridge`. Functions claim their BARs in
-    /// `space`, within the windows of their segment. The windows of segments must not overlap. The bus keeps no reference to `space`,
-    /// because `space` refers to the bus once [`super::Ecam`] is in it.
+    /// `space`, within the windows of their segment. The windows of segments must not overlap. The bus keeps only a weak reference to
+    /// `space`, because `space` refers to the bus once it contains the [`super::Ecam`].
     pub fn new(
         space: Arc<dyn AddressSpace>,
         windows: Vec<BarWindows>,
@@ -93,11 +93,12 @@ impl PciRoot {
         Ok(())
     }
 
-    /// Removes the function at `address` from the bus. From then on the address does not respond, the BARs are out of the guest's view, and
-    /// their addresses are free. Returns `None` if no function is at `address`, or if the function is a host bridge, which always stays.
+    /// Removes the function at `address` from the bus. After this, the address does not respond, the guest does not see the BARs, and the
+    /// addresses of the BARs are free. Returns `None` if no function is at `address`, or if the function is a host bridge, which always
+    /// stays.
     ///
-    /// An access that a vCPU has begun may end after this call. The function is closed once all holders have released it, including such
-    /// an access.
+    /// An access that a vCPU has begun may end after this call. The function is closed once all holders have released it. Such an access is
+    /// also a holder.
     pub fn remove(&self, address: PciAddress) -> Option<Arc<dyn PciDevice>> {
         let (segment, number) = self.place(address).filter(|(_, number)| *number != 0)?;
         let mut claims = lock(&self.claims[segment]);
@@ -123,8 +124,8 @@ impl PciRoot {
         places.find(|(_, f)| f.is_none()).map(|(address, _)| address)
     }
 
-    /// Reads configuration space of the function at `address`, in any width and alignment. If no function is there, or beyond the 4096
-    /// bytes, the bytes are all ones.
+    /// Reads configuration space of the function at `address`, in any width and alignment. If no function has this address, all bytes read
+    /// as ones. Bytes beyond the 4096 bytes of configuration space also read as ones.
     pub fn read_config(&self, address: PciAddress, offset: u16, data: &mut [u8]) {
         data.fill(0xff);
         let Some(function) = self.function(address) else { return };
@@ -133,8 +134,8 @@ impl PciRoot {
         }
     }
 
-    /// Writes configuration space of the function at `address`, in any width and alignment, and updates its BARs. If no function is there,
-    /// or beyond the 4096 bytes, nothing happens.
+    /// Writes configuration space of the function at `address`, in any width and alignment, and updates its BARs. Does nothing if no
+    /// function has this address. Ignores bytes beyond the 4096 bytes of configuration space.
     pub fn write_config(&self, address: PciAddress, offset: u16, data: &[u8]) {
         let Some(function) = self.function(address) else { return };
         for (at, piece) in accesses(offset, data.len()) {
@@ -145,8 +146,8 @@ impl PciRoot {
         }
     }
 
-    /// Resets every function to its state at power-on, with its BARs at their assigned addresses. All functions are reset even if some
-    /// fail, and the first error is returned. Call it with all vCPUs stopped.
+    /// Resets every function to its state at power-on, with its BARs at their assigned addresses. If the reset of a function fails, the
+    /// other functions are still reset. Returns the first error. Call it with all vCPUs stopped.
     ///
     /// The highest address is reset first, because the IOMMU has a low address and may expect that the devices behind it do no DMA.
     pub fn reset(&self) -> io::Result<()> {
@@ -235,8 +236,8 @@ fn list(functions: &[(PciAddress, &str)]) -> String {
     names.join(", ")
 }
 
-/// Returns the accesses of one, two or four bytes that make up the access at `offset`, as offset and range in its data. Accesses beyond
-/// configuration space are left out.
+/// Splits the access of `len` bytes at `offset` into accesses of one, two or four bytes. Returns the offset of each part, and its range in
+/// the data. Leaves out parts beyond configuration space.
 fn accesses(offset: u16, len: usize) -> impl Iterator<Item = (u16, std::ops::Range<usize>)> {
     aligned_pieces(offset.into(), len).map_while(move |piece| {
         let at = usize::from(offset) + piece.start;

@@ -491,7 +491,7 @@ fn function_that_does_not_fit_takes_no_addresses() {
         let error = m.root.add(address, Function::new(7, bars)).unwrap_err();
         assert!(matches!(error, PciError::NoSpace { .. }), "{error}");
     }
-    // All of the window is still free.
+    // The whole window is still free.
     m.add(5, &Function::new(7, &[half, third]));
 }
 
@@ -531,7 +531,7 @@ mod hostile {
     use super::*;
 
     proptest! {
-        /// For any guest writes, every claim stays in its window. The map itself refuses overlapping claims.
+        /// Whatever the guest writes, every claim stays in its window. `Map` itself refuses overlapping claims.
         #[test]
         fn claims_stay_in_their_windows(writes in prop::collection::vec((5u64..8, 0u16..0x30, any::<u32>(), 0usize..9), 0..80)) {
             let m = machine();
@@ -540,7 +540,7 @@ mod hostile {
             }
             for (device, offset, value, len) in writes {
                 let mut data = value.to_le_bytes().to_vec();
-                // Half of the addresses lie near the windows. Otherwise nearly all addresses would be refused.
+                // Move half of the addresses near the windows. Otherwise nearly all addresses would be refused.
                 if value & 1 == 0 { data[3] = 0xc0; }
                 data.extend([0x40, 0, 0, 0]);
                 m.write(device, offset, &data[..len.min(8)]);

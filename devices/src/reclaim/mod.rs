@@ -4,11 +4,11 @@
 //!
 //! RAM that is mapped for a host device is pinned. If a pinned page were given back, the guest would get a new page at its next access, but
 //! the device would still access the old page. So [`Reclaim`] tracks pinned pages and does not give them back. [`PinningMapper`] and
-//! [`PinnedWhole`] notify it before pages are pinned and after they are unpinned. `pins` counts the pins of each page, and `discard` makes
-//! the system call.
+//! [`PinnedWhole`] notify [`Reclaim`] before pages are pinned and after they are unpinned. `pins` counts the pins of each page, and
+//! `discard` makes the system call.
 //!
-//! A thread that gives pages back holds the lock on the counts from the check of the counts until the pages are gone. It does so for at
-//! most 2 MiB (or one huge page) at a time. So a thread that maps RAM for a device waits while at most one piece of this size is given
+//! A thread that gives pages back holds the lock on the counts from the check of the counts until the pages are gone. It holds the lock for
+//! at most 2 MiB (or one huge page) at a time. So a thread that maps RAM for a device waits while at most one piece of this size is given
 //! back. The mapping then pins the pages that replace the old ones.
 
 mod discard;
@@ -52,7 +52,7 @@ impl std::ops::AddAssign for Reclaimed {
 
 #[derive(Default)]
 struct Pinned {
-    /// Number of pins of all RAM, including RAM that is added later.
+    /// Number of pins that cover all RAM, including RAM that is added later.
     whole: usize,
     /// Pins of each region that RAM has or had. The key is the region's address in this process, which it keeps for ever. The
     /// guest-physical address is unsuitable as the key, because another region can get the address of a withdrawn region.
@@ -157,7 +157,7 @@ impl Reclaim {
         }
     }
 
-    /// Pins all RAM, including RAM that is added later, until the result is dropped.
+    /// Pins all RAM, including RAM that is added later, until the returned value is dropped.
     pub fn pin_whole(self: &Arc<Self>) -> PinnedWhole {
         lock(&self.pinned).whole += 1;
         PinnedWhole(self.clone())

@@ -2,8 +2,8 @@
 
 //! Counts how often each page of a RAM region is pinned.
 //!
-//! Both pages and blocks of 512 pages have counts. A range counts once in each block that it covers completely. In the two blocks at its
-//! ends it counts in each page. These are at most 1022 pages, regardless of the length of the range.
+//! Both pages and blocks of 512 pages have counts. A range increments one count for each block that it covers completely. At its two ends,
+//! it increments the counts of single pages. At most 1022 single pages are counted, regardless of the length of the range.
 //!
 //! Each page's count needs four bytes. The host kernel allocates memory for these counts only when single pages nearby are pinned.
 
@@ -19,7 +19,7 @@ const PAGES: u64 = BLOCK / PAGE;
 struct Block {
     /// Number of pins of the whole block.
     whole: u32,
-    /// Sum of the pins of its single pages.
+    /// Sum of the pins of the block's single pages.
     parts: u32,
 }
 
