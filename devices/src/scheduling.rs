@@ -30,8 +30,8 @@ pub(crate) fn current_policy() -> Option<Policy> {
     [Policy::Other, Policy::Batch].into_iter().find(|policy| policy.number() == number)
 }
 
-/// Changes the policy of this thread, but neither its niceness nor its time slice. Returns `false` if the kernel refuses, or if the
-/// policy is not `from`. The latter happens, for example, if the user runs the program with a real-time policy.
+/// Changes the policy of this thread, but neither its niceness nor its time slice. Returns `false` if the kernel refuses, or if the policy
+/// is not `from`. For example, the policy differs if the user runs the program with a real-time policy.
 pub(crate) fn change_policy(from: Policy, to: Policy) -> bool {
     // Non-real-time policies allow only this priority.
     let priority = libc::sched_param { sched_priority: 0 };

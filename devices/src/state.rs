@@ -2,8 +2,8 @@
 
 //! Saved state of devices, in a form that can be stored in a file.
 //!
-//! A state names its kind and version, and has a payload that the device defines. It comes from a file or a network,
-//! so the device validates all of it like a guest's request.
+//! A state names its kind and version, and has a payload that the device defines. The state comes from a file or a network, so the device
+//! validates the whole state like a guest's request.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -50,7 +50,7 @@ pub enum StateError {
     Payload {
         /// Kind of the device.
         kind: &'static str,
-        /// Fault, and its position.
+        /// Error of the JSON parser, with its position.
         source: serde_json::Error,
     },
     /// A field breaks a rule.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
-/// Allows one line every ten seconds.
+/// Limit that allows one line every ten seconds.
 #[derive(Debug, Default)]
 pub(crate) struct Throttle {
     last: Mutex<Option<Instant>>,

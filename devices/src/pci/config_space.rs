@@ -40,7 +40,7 @@ pub struct Capability<'a> {
     pub writable: &'a [u8],
 }
 
-/// Bytes that a guest has written to a configuration space. All other bytes are constant for each kind of function.
+/// Bytes that a guest has written to a configuration space. All other bytes come from the code of the function.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigState {

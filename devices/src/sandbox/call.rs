@@ -15,7 +15,7 @@ pub enum Call {
     Without(i64, u8, u32),
     /// The call if all these conditions on its arguments hold.
     Where(i64, &'static [Argument]),
-    /// The call if its first argument is this process.
+    /// The call if its first argument is the ID of this process.
     OnItself(i64),
     /// `ioctl` with this request.
     Ioctl(u32),
@@ -35,7 +35,7 @@ pub enum Argument {
 }
 
 impl Call {
-    /// Returns its number.
+    /// Returns the number of the call.
     pub fn number(self) -> i64 {
         match self {
             Self::Any(number)
@@ -47,7 +47,7 @@ impl Call {
         }
     }
 
-    /// Returns its name, for messages.
+    /// Returns the name of the call, for messages.
     pub fn name(self) -> String {
         CallName(self.number()).alone()
     }
@@ -56,8 +56,8 @@ impl Call {
 /// Task of a thread, with the system calls that it makes in addition to the calls that every thread may make.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadRole {
-    /// Its name, for messages.
+    /// Name of the role, for messages.
     pub name: &'static str,
-    /// Its calls, in lists that roles may share.
+    /// System calls of the role, in lists that several roles may share.
     pub calls: &'static [&'static [Call]],
 }

@@ -15,7 +15,7 @@ const TAP_QUEUES: u32 = 0x4004_54d9;
 /// `FIONBIO`.
 const NOT_BLOCKING: u32 = 0x5421;
 
-/// Reads and writes at an offset of a file.
+/// Accesses to files at a given offset, and changes of a file's size.
 pub const AT_PLACES: &[Call] = &[
     Any(libc::SYS_pread64),
     Any(libc::SYS_pwrite64),
@@ -29,13 +29,13 @@ pub const AT_PLACES: &[Call] = &[
     Any(libc::SYS_fsync),
 ];
 
-/// Operations of io_uring rings. No role creates or changes rings, because seccomp filters do not see the rings' operations.
+/// Submits operations to io_uring rings. No role may create or change rings, because seccomp filters do not see the rings' operations.
 pub const URING: &[Call] = &[Any(libc::SYS_io_uring_enter)];
 
-/// Scheduling policy of this thread only.
+/// Reads and changes the scheduling policy of the calling thread only.
 pub const POLICY: &[Call] = &[With(libc::SYS_sched_getscheduler, 0, 0), With(libc::SYS_sched_setscheduler, 0, 0)];
 
-/// Waits for many files.
+/// Waits for events of several files (epoll).
 pub const WAITING: &[Call] = &[
     Any(libc::SYS_epoll_create1),
     Any(libc::SYS_epoll_ctl),
@@ -65,7 +65,7 @@ pub const fn unix_stream(call: i64) -> Call {
     Where(call, STREAM)
 }
 
-/// `socket` for Internet datagrams. Such a socket is needed for `ioctl` requests about network interfaces.
+/// Creates Internet datagram sockets, which `ioctl` requests about network interfaces need.
 pub const INTERNET_DATAGRAMS: &[Call] = {
     const DATAGRAMS: Argument = Bits(1, !SOCKET_FLAGS, libc::SOCK_DGRAM.cast_unsigned());
     &[
@@ -74,7 +74,7 @@ pub const INTERNET_DATAGRAMS: &[Call] = {
     ]
 };
 
-/// Reads a limit of this process.
+/// Reads a resource limit of this process.
 pub const READ_LIMIT: Call = Where(libc::SYS_prlimit64, &[Is(0, 0), Null(2)]);
 
 /// Allows `fcntl` with this command.
@@ -82,7 +82,7 @@ pub const fn fcntl(command: i32) -> Call {
     With(libc::SYS_fcntl, 1, command.cast_unsigned())
 }
 
-/// Sockets to programs of the host.
+/// Creates and accepts connections with other programs of the host over Unix stream sockets.
 pub(crate) const SOCKETS: &[Call] = &[
     Any(libc::SYS_accept),
     Any(libc::SYS_accept4),
@@ -91,7 +91,7 @@ pub(crate) const SOCKETS: &[Call] = &[
     Ioctl(NOT_BLOCKING),
 ];
 
-/// Calls for virtio-iommu requests: mappings of the host's IOMMU, and window memory.
+/// Calls that virtio-iommu requests need for mappings of the host's IOMMU and for window memory.
 pub const MAPPINGS: &[Call] = &[
     IoctlsOf(VFIO),
     Ioctl(SHOW_MEMORY),
@@ -103,9 +103,9 @@ pub const MAPPINGS: &[Call] = &[
     Any(libc::SYS_getrlimit),
 ];
 
-/// Limits on the files that the thread may access (Landlock). A thread can add limits but not remove them.
+/// Adds limits on the files that the thread may access (Landlock). A thread can add limits but not remove them.
 pub const FILE_LIMITS: &[Call] =
     &[Any(libc::SYS_landlock_create_ruleset), Any(libc::SYS_landlock_add_rule), Any(libc::SYS_landlock_restrict_self)];
 
-/// Queues and offloads of a tap interface.
+/// Changes the queues and offloads of a tap interface.
 pub const TAP: &[Call] = &[Ioctl(TAP_OFFLOADS), Ioctl(TAP_QUEUES)];

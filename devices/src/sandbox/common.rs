@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls that every thread needs, so that no role lists them. They are for logging, and for all versions of the C and Rust libraries in
-//! use.
+//! Calls that every thread may make, so that no role needs to list them. Logging and all common versions of the C and Rust libraries need
+//! these calls.
 
 use super::call::Argument::{Bits, Is, Null};
 use super::call::Call::{self, Any, Ioctl, OnItself, Where, With, Without};
@@ -13,7 +13,7 @@ const FUTEX_WAIT: i64 = 455;
 const FUTEX_REQUEUE: i64 = 456;
 /// `PR_SET_VMA`, which the C library may use to name its memory.
 const NAME_MEMORY: u32 = 0x5356_4d41;
-/// Protection that a filtered thread cannot request, because it must not create executable memory.
+/// Memory protection that a filtered thread cannot request, because the thread must not create executable memory.
 const EXEC: u32 = libc::PROT_EXEC.cast_unsigned();
 
 /// `F_SETFL` without `O_ASYNC`, which makes the kernel send signals.
@@ -44,7 +44,7 @@ pub const COMMON: &[Call] = &[
     Any(libc::SYS_gettimeofday),
     Any(libc::SYS_time),
     Any(libc::SYS_restart_syscall),
-    // Memory.
+    // Allocation of memory, and advice about its use.
     Without(libc::SYS_mmap, 2, EXEC),
     Without(libc::SYS_mprotect, 2, EXEC),
     Any(libc::SYS_munmap),
@@ -64,7 +64,7 @@ pub const COMMON: &[Call] = &[
     advice(UNGUARD),
     Any(libc::SYS_brk),
     With(libc::SYS_prctl, 0, NAME_MEMORY),
-    // Open files: events, the log.
+    // Use of open files, such as events and the log.
     Any(libc::SYS_read),
     Any(libc::SYS_write),
     Any(libc::SYS_readv),

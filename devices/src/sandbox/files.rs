@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Limits on the files that threads may access (Landlock), and on signals and abstract sockets to other processes.
+//! Limits on the files that threads may access (Landlock), on signals to other processes, and on connections to their abstract sockets.
 //!
 //! A thread passes its limits on to the threads that it starts. It can add limits but not remove them.
 
@@ -17,7 +17,8 @@ use super::starter;
 /// True if [`limit_files`] was called.
 static LIMITED: AtomicBool = AtomicBool::new(false);
 
-/// Returns the accesses that are denied unless a rule allows them: all of Linux 6.10, as far as the host's kernel supports them.
+/// Returns the accesses that are denied unless a rule allows them. These are all accesses that Landlock knows in Linux 6.10, as far as the
+/// host's kernel supports them.
 pub fn known_accesses() -> BitFlags<AccessFs> {
     AccessFs::from_all(ABI::V5)
 }
@@ -25,8 +26,8 @@ pub fn known_accesses() -> BitFlags<AccessFs> {
 /// Returns the scopes that limit threads, from Linux 6.12 on: no connection to another program's abstract socket, no signal to another
 /// process.
 ///
-/// `fixed` are the kernel bugs that this kernel has fixed. Without the fix of `ScopedSignalHandling`, the kernel denies signals
-/// between separately limited threads of one process, such as a vCPU and the thread that stops it.
+/// `fixed` is the set of Landlock bugs that are fixed in the host's kernel. Without the fix of `ScopedSignalHandling`, the kernel denies
+/// signals between separately limited threads of one process, such as a vCPU and the thread that stops it.
 fn scopes(fixed: BitFlags<Erratum>) -> BitFlags<Scope> {
     let sockets = Scope::AbstractUnixSocket;
     if fixed.contains(Erratum::ScopedSignalHandling) { sockets | Scope::Signal } else { sockets.into() }
@@ -64,8 +65,9 @@ pub fn files_are_limited() -> bool {
     LIMITED.load(Ordering::Relaxed)
 }
 
-/// Denies this thread all files that it has not opened yet, other processes and their abstract sockets, if the kernel supports it.
-/// This is for threads that need no such access and start before the limits of other threads are known.
+/// Denies this thread access to files that it has not opened yet, as far as the kernel supports this. Also denies signals to other
+/// processes and connections to their abstract sockets. For threads that need no such access and start before the limits of other threads
+/// are known.
 pub fn give_up_files() {
     if let Err(error) = no_files().and_then(RulesetCreated::restrict_self) {
         log::debug!("the kernel cannot deny this thread access to files (Landlock): {error}");

@@ -14,8 +14,8 @@ use super::program::{Rules, program};
 /// Bits of an `ioctl` request that hold its type.
 const IOCTL_TYPE: u32 = 0xff00;
 
-/// Calls that start and filter a thread, and calls of a thread before it is filtered. For example, disk threads create io_uring
-/// rings.
+/// Calls that start and filter a thread, and calls that a thread makes before it is filtered. For example, disk threads create io_uring
+/// rings before they are filtered.
 const STARTING: &[Call] = &[
     Call::Any(libc::SYS_io_uring_setup),
     Call::Any(libc::SYS_io_uring_register),
@@ -33,7 +33,7 @@ const STARTING: &[Call] = &[
 pub(super) struct Filter(BpfProgram);
 
 impl Filter {
-    /// Creates the filter of `role`. Any other call gets the action `other`.
+    /// Creates the filter of `role`. Calls that the role does not allow get the action `other`.
     pub(super) fn of(role: &ThreadRole, other: SeccompAction) -> Self {
         let mut rules = Rules::new();
         let own = role.calls.iter().copied().flatten();
@@ -79,7 +79,7 @@ fn failed(error: Error) -> io::Error {
     }
 }
 
-/// Splits the rules into calls that are allowed with any arguments, and all others.
+/// Splits the rules. The first part has the calls that are allowed with any arguments, and the second part has all other calls.
 fn apart(rules: Rules) -> (Rules, Rules) {
     rules.into_iter().partition(|(_, rules)| rules.is_empty())
 }

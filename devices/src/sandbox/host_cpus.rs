@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Threads that are pinned to some CPUs of the host.
+//! Pinning of threads to CPUs of the host.
 //!
 //! A thread is pinned before its system calls are filtered. So no role needs sched_setaffinity(2), and no thread can change its CPUs later.
 
@@ -63,7 +63,7 @@ impl HostCpus {
         if set.is_err_and(|error| error != rustix::io::Errno::INVAL) {
             return set.map_err(host);
         }
-        // The kernel ignores CPUs that cannot be used, and fails if no other CPU is left.
+        // The kernel ignores CPUs that cannot be used, and fails if no usable CPU is left.
         let got = if set.is_ok() { sched_getaffinity(None).map_err(host)? } else { CpuSet::new() };
         let missing = (0..CpuSet::MAX_CPU).find(|cpu| self.0.is_set(*cpu) && !got.is_set(*cpu));
         match missing.map(u32::try_from) {
@@ -100,7 +100,7 @@ impl Placement {
         BEFORE.set(self.before.or_else(|| sched_getaffinity(None).ok()));
         let held = cpus.hold();
         let is_held = held.is_ok();
-        // The requester waits for the result.
+        // Ignore an error. The requester waits for the result, so the channel is open.
         let _ = sender.send(held);
         is_held
     }

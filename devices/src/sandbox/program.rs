@@ -4,8 +4,8 @@
 //!
 //! The programs of `seccompiler` compare a call with each call that has rules, one after another. Such programs are expensive to install.
 //! When a thread installs a filter, the kernel compiles it, and runs it for each call number that no earlier filter stops
-//! (`seccomp_cache_prepare()` of kernel/seccomp.c). So the program here finds a call by binary search, and loads an argument once for all
-//! of its values.
+//! (`seccomp_cache_prepare()` of kernel/seccomp.c). So the program of this module finds a call by binary search. It loads each argument
+//! only once, and compares the argument with all allowed values.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -34,12 +34,12 @@ const RETURN: u16 = code(libc::BPF_RET | libc::BPF_K);
 enum Answer {
     /// The program returns this word.
     Word(u32),
-    /// The rules of the call decide. They start this many instructions after the search.
+    /// The rules of the call decide. The instructions of these rules start this many instructions after the search.
     Rules(usize),
 }
 
-/// Creates the program. A call of `fixed` gets its fixed action. A call of `rules` is allowed if it meets an alternative. All other calls
-/// get `other`. No call may be in both maps.
+/// Creates the program. A call in `fixed` gets its fixed action. A call in `rules` is allowed if all conditions of one alternative hold.
+/// All other calls get `other`. No call may be in both maps.
 pub(super) fn program(fixed: &BTreeMap<i64, SeccompAction>, rules: &Rules, other: SeccompAction) -> BpfProgram {
     let other = u32::from(other);
     let mut by_rules = BpfProgram::new();
@@ -150,7 +150,7 @@ fn search(spans: &[(u32, Answer)], after: usize) -> BpfProgram {
     let low = search(low, after + high.len());
     let over = match u8::try_from(low.len()) {
         Ok(over) => vec![jump(JUMP_IF_NOT_LESS, *middle, over, 0)],
-        // A conditional jump does not reach that far.
+        // A conditional jump cannot skip this many instructions, so use an unconditional jump.
         Err(_) => vec![jump(JUMP_IF_NOT_LESS, *middle, 0, 1), jump(JUMP, distance(low.len()), 0, 0)],
     };
     [over, low, high].concat()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Thread that starts all other threads, once calls are filtered.
+//! Starter thread: starts all other threads, once system calls are filtered.
 
 use std::collections::HashMap;
 use std::io;
@@ -38,7 +38,8 @@ impl Mode {
     }
 }
 
-/// First part of a thread's work, which runs before the thread is filtered. It returns the second part, which runs afterwards.
+/// First part of a thread's work, which runs before the thread is filtered. It returns the second part, which runs after the thread is
+/// filtered.
 type Prepare = Box<dyn FnOnce() -> Box<dyn FnOnce()> + Send>;
 
 /// Request to start a thread.
@@ -50,13 +51,13 @@ struct Job {
     answer: Sender<io::Result<Started>>,
 }
 
-/// Started thread, and the result of applying its filter.
+/// Started thread, and a channel that receives the result of applying its filter.
 struct Started {
     thread: JoinHandle<()>,
     filtered: Receiver<io::Result<()>>,
 }
 
-/// Order for the thread that starts others.
+/// Order for the starter thread.
 enum Order {
     Start(Box<Job>),
     /// Apply these rules to this thread and to all threads that it starts from then on.
@@ -90,7 +91,7 @@ pub fn begin(mode: Mode, roles: &[ThreadRole]) -> io::Result<()> {
             serve(&to_do, mode, &known);
         }
     };
-    // The thread ends with the process, because threads may be started until then.
+    // The starter thread runs until the process ends, because other threads may be started at any time.
     named("threads".into()).spawn(run)?;
     receiver.recv().map_err(io::Error::other)??;
     STARTER.set((mode, orders)).map_err(|_| io::Error::other("calls are filtered already"))
@@ -179,12 +180,12 @@ fn start_placed(role: ThreadRole, name: String, placement: Placement, prepare: P
                 format!("the kernel rejects the filter of a thread of role '{}': {error} (--seccomp)", role.name);
             Err(io::Error::new(error.kind(), text))
         }
-        // A thread that ended without a result could not be pinned. `placed` has the reason.
+        // If the thread ended without a result, it could not be pinned. The channel `placed` in `start_on` has the reason.
         Ok(Ok(())) | Err(_) => Ok(thread),
     }
 }
 
-/// Applies `rules` to the thread that starts others, if it exists.
+/// Applies `rules` to the starter thread, if it exists.
 pub(super) fn limit_files(rules: &RulesetCreated) -> io::Result<()> {
     let Some((_, starter)) = STARTER.get() else { return Ok(()) };
     let (answer, answered) = channel();
@@ -203,7 +204,7 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
         let Job { role, name, placement, prepare, answer } = match order {
             Order::Start(job) => *job,
             Order::LimitFiles(rules, answer) => {
-                // The requester waits for the result.
+                // Ignore an error. The requester waits for the result, so the channel is open.
                 let _ = answer.send(rules.restrict_self().map(drop).map_err(io::Error::other));
                 continue;
             }
@@ -220,7 +221,7 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
             }
         };
         let started = filter.and_then(|filter| start_filtered(role, name, filter, placement, prepare));
-        // The requester waits for the result.
+        // Ignore an error. The requester waits for the result, so the channel is open.
         let _ = answer.send(started);
     }
 }
@@ -237,7 +238,7 @@ fn start_filtered(
     let (sender, filtered) = sync_channel(1);
     let thread = named(name).spawn(move || {
         crash::set_role(role.name);
-        // Pin the thread before its filter is installed, because the filter does not allow this call.
+        // Pin the thread before its filter is installed, because the filter does not allow sched_setaffinity(2).
         if !placement.take() {
             return;
         }
@@ -245,7 +246,7 @@ fn start_filtered(
         let installed = filter.install();
         let is_installed = installed.is_ok();
         drop(filter);
-        // The requester waits for the result.
+        // Ignore an error. The requester waits for the result, so the channel is open.
         let _ = sender.send(installed);
         drop(sender);
         if is_installed {

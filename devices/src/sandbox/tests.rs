@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Threads that are pinned to host CPUs.
+//! Tests of threads that are pinned to host CPUs.
 
 use std::sync::mpsc::channel;
 

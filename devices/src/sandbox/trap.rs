@@ -20,7 +20,8 @@ pub(super) fn watch() -> io::Result<()> {
     register_signal_handler(libc::SIGSYS, stopped).map_err(|error| io::Error::from_raw_os_error(error.errno()))
 }
 
-/// Writes a line from the stack and ends the process. It does only what a signal handler may do.
+/// Formats a line in a buffer on the stack, writes the line to standard error, and ends the process. Does only what a signal handler may
+/// do.
 extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: The kernel passes both pointers to a handler registered with SA_SIGINFO. They are valid until the handler returns.
     let by_filter = unsafe { (*info).si_code } == SYS_SECCOMP;

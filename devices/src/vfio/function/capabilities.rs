@@ -27,8 +27,8 @@ fn goes_on(list: &[FoundCapability], offset: u16, space: std::ops::Range<u16>) -
     space.contains(&offset) && !list.iter().any(|found| found.offset == offset)
 }
 
-/// Returns the standard capabilities in list order (PCI Local Bus 3.0, section 6.7). The list ends where it leaves its
-/// space or loops.
+/// Returns the standard capabilities in list order (PCI Local Bus 3.0, section 6.7). The result ends where the list leaves its part of
+/// configuration space, or forms a loop.
 pub(crate) fn standard(config: &dyn ConfigAccess) -> Vec<FoundCapability> {
     let mut list = Vec::new();
     let status = dword(config, regs::COMMAND).to_le_bytes();
@@ -47,7 +47,7 @@ pub(crate) fn standard(config: &dyn ConfigAccess) -> Vec<FoundCapability> {
     list
 }
 
-/// Returns the extended capabilities in list order (PCI Express Base, section 7.6.3), with the same checks.
+/// Returns the extended capabilities in list order (PCI Express Base, section 7.6.3), with the same checks as [`standard`].
 pub(crate) fn extended(config: &dyn ConfigAccess) -> Vec<FoundCapability> {
     let mut list = Vec::new();
     if config.config_size() < u64::from(regs::CONFIG_SIZE) {

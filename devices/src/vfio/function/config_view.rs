@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guest's view of a device's configuration space: the device's own bits, with emulated bits in place of some of them.
+//! Guest's view of a device's configuration space. Some bits are emulated, and all other bits are those of the device.
 
 use super::host_function::ConfigAccess;
 use crate::pci::{Bar, ConfigSpace, Identity, regs};
@@ -38,8 +38,7 @@ impl ConfigView {
         }
     }
 
-    /// Emulates the bits of `mask` from `offset` on. They read as in `value`. The guest may write the bits of
-    /// `writable`.
+    /// Emulates the bits of `mask` from `offset` on. The guest reads these bits as in `value`, and may write the bits of `writable`.
     pub(crate) fn emulate(&mut self, offset: u16, mask: &[u8], value: &[u8], writable: &[u8]) {
         let mut bytes = vec![0; mask.len()];
         self.space.read(offset, &mut bytes);

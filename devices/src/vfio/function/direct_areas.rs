@@ -6,7 +6,7 @@ use std::ops::Range;
 
 /// Page size in bytes. Memory slots consist of whole pages.
 pub(crate) const PAGE: u64 = 4096;
-/// Maximum number of areas of one BAR. Each area takes one of the VM's few memory slots. Accesses to the rest exit.
+/// Maximum number of areas of one BAR. Each area needs one of the VM's few memory slots. Accesses to the rest of the BAR exit to the VMM.
 const MOST_AREAS: usize = 16;
 
 /// Returns the whole pages of a BAR of `size` bytes that lie in the `mappable` areas and contain no byte of the

@@ -36,9 +36,9 @@ const MULTIFUNCTION: u8 = 0x80;
 pub(crate) struct MsiCapability {
     /// Offset of the capability.
     pub(crate) offset: u16,
-    /// True if it has a 64-bit address.
+    /// True if the capability has a 64-bit address.
     pub(crate) wide: bool,
-    /// True if it has a mask bit for each vector.
+    /// True if the capability has a mask bit for each vector.
     pub(crate) maskable: bool,
     /// Number of vectors: 1, 2, 4, 8, 16 or 32.
     pub(crate) vectors: u16,
@@ -53,7 +53,7 @@ impl MsiCapability {
     pub(crate) fn mask(self) -> Option<u16> {
         self.maskable.then_some(self.offset + if self.wide { 16 } else { 12 })
     }
-    /// Returns its size in configuration space, in bytes.
+    /// Returns the size of the capability in configuration space, in bytes.
     pub(crate) fn len(self) -> u16 {
         10 + if self.wide { 4 } else { 0 } + if self.maskable { 10 } else { 0 }
     }
@@ -87,11 +87,12 @@ pub(crate) struct FunctionLayout {
     pub(crate) bars: Vec<Bar>,
     pub(crate) msi: Option<MsiCapability>,
     pub(crate) msix: Option<MsixCapability>,
-    /// True if it has INTx and the host can forward it.
+    /// True if the function has INTx and the host can forward INTx.
     pub(crate) intx: bool,
 }
 
-/// Examines `host`. `name` is its name in messages. `line` is the number of the guest's interrupt line for its INTx, if there is one.
+/// Examines `host`. `name` is the function's name in messages. `line` is the number of the guest's interrupt line for INTx. It is `None` if
+/// the VM has no such line.
 pub(crate) fn examine(name: &str, host: &dyn HostFunction, line: Option<u8>) -> Result<FunctionLayout, VfioPciError> {
     let size = host.config_size();
     if size < u64::from(regs::EXTENDED) {
@@ -169,15 +170,15 @@ fn bar(index: u8, register: u32, size: u64) -> Option<Bar> {
 
 fn emulate_header(layout: &mut FunctionLayout, line: Option<u8>) {
     let view = &mut layout.view;
-    // Decoding stays on in the device, even if the guest turns it off. The guest's memory slots stay while its decoding is off, and an
-    // access to memory that the device does not decode faults.
+    // Decoding stays on in the device, even if the guest turns decoding off. The memory slots also stay. If the device did not decode its
+    // memory, a guest access through a slot would fault.
     let has = |io: bool| layout.bars.iter().any(|bar| (bar.kind == BarKind::Io) == io);
     let command = if has(true) { regs::COMMAND_IO } else { 0 } | if has(false) { regs::COMMAND_MEMORY } else { 0 };
     view.pin(regs::COMMAND, &command.to_le_bytes());
     view.emulate(regs::HEADER_TYPE, &[MULTIFUNCTION], &[0], &[]);
     view.fix(regs::CARDBUS_CIS, &[0; 4]);
     view.fix(regs::ROM_BAR, &[0; 4]);
-    // Firmware would leave this line number here, for drivers that do not read the ACPI tables.
+    // On a PC, firmware writes the line number to this register, for drivers that do not read the ACPI tables.
     view.emulate(regs::INTERRUPT_LINE, &[0xff], &[line.unwrap_or(0)], &[0xff]);
     view.fix(regs::INTERRUPT_PIN, &[line.map_or(0, |_| INTA)]);
 }
@@ -240,7 +241,7 @@ fn emulate_msi(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u16
     if irqs == 0 {
         return Err("has no vectors".to_string());
     }
-    // Largest power of two that both the device and VFIO support.
+    // Use the largest number of vectors, a power of two, that both the device and VFIO support.
     let exponent = most.min(irqs).ilog2();
     let msi = MsiCapability {
         offset,
@@ -256,7 +257,7 @@ fn emulate_msi(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u16
     value[..2].copy_from_slice(&visible.to_le_bytes());
     let mut writable = vec![0xff; value.len()];
     writable[..2].copy_from_slice(&(regs::MSI_ENABLE | regs::MSI_MULTIPLE_ENABLE).to_le_bytes());
-    // Bits 1 and 0 of the address.
+    // Bits 1 and 0 of the address are read-only.
     writable[2] = 0xfc;
     if let Some(mask) = msi.mask() {
         // Read-only: the pending bits, and the bytes between the data and the mask bits.

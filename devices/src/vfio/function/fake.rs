@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Fake host function for tests, as broken or hostile as a test needs.
+//! Fake host function for tests. A test can make the function broken or hostile.
 
 use std::fs::File;
 use std::io;
@@ -32,7 +32,7 @@ pub(crate) struct Inner {
     pub(crate) config: Mutex<Vec<u8>>,
     pub(crate) regions: Vec<Region>,
     pub(crate) irqs: (u32, u32),
-    /// INTx and the host's notices that the function has, each with its event if it is enabled.
+    /// INTx and host notices that the function supports. Each entry has an event if the interrupt or notice is enabled.
     pub(crate) notices: Mutex<Vec<(IrqKind, Option<EventFd>)>>,
     /// Notices whose events the host rejects.
     pub(crate) refused: Mutex<Vec<IrqKind>>,
@@ -40,7 +40,7 @@ pub(crate) struct Inner {
     pub(crate) keeps_intx_masked: AtomicBool,
     /// True if the function fails when interrupts are disabled.
     pub(crate) is_gone: AtomicBool,
-    /// Number of vectors that the host has left.
+    /// Number of vectors that the host can still allocate.
     pub(crate) vectors_left: AtomicUsize,
     pub(crate) events: Mutex<Vec<Event>>,
     pub(crate) resets: bool,
@@ -85,12 +85,12 @@ impl FakeFunction {
         Self(Arc::new(inner))
     }
 
-    /// Adds this notice to the function.
+    /// Makes the function support this notice.
     pub(crate) fn offer(&self, kind: IrqKind) {
         self.0.notices.lock().unwrap().push((kind, None));
     }
 
-    /// Sends the notice if its event is set. Returns true if it was sent.
+    /// Writes the event of this notice, if the notice has an event. Returns true if the event was written.
     pub(crate) fn signal(&self, kind: IrqKind) -> bool {
         let notices = self.0.notices.lock().unwrap();
         let event = notices.iter().find(|(other, _)| *other == kind).and_then(|(_, event)| event.as_ref());
@@ -271,7 +271,7 @@ impl SharedLine for FakeLine {
 pub(crate) struct FakeSlots {
     /// Slots by number: address and length while visible.
     pub(crate) shown: Mutex<Vec<Option<(u64, usize)>>>,
-    /// Maximum number of slots. Creating another fails.
+    /// Maximum number of slots. The creation of any further slot fails.
     pub(crate) most: Mutex<Option<usize>>,
 }
 

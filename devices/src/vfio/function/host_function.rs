@@ -44,7 +44,7 @@ pub(crate) enum IrqKind {
     Msix,
     /// Notice of the host: the device had an uncorrectable error. PCI Express only.
     Error,
-    /// Notice of the host: it asks for the device back.
+    /// Notice of the host: the host asks this process to close the device.
     Request,
 }
 
@@ -60,16 +60,15 @@ pub(crate) trait HostFunction: ConfigAccess {
     fn map_region(&self, bar: u8, offset: u64, len: usize, read_only: bool) -> io::Result<BarMapping>;
     /// Returns the number of vectors of a kind.
     fn irq_count(&self, kind: IrqKind) -> u32;
-    /// Enables interrupts of a kind: vector n writes event n.
+    /// Enables interrupts of a kind. When vector n occurs, the host writes event n.
     fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()>;
-    /// Makes the host unmask INTx, which must be enabled, on each write to `event`. INTx occurs again if the device still
-    /// asserts it.
+    /// Makes the host unmask INTx, which must be enabled, on each write to `event`. If the device still asserts INTx after this, INTx
+    /// occurs again.
     fn unmask_intx_by(&self, event: &EventFd) -> io::Result<()>;
     /// Disables interrupts of a kind.
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
-    /// Resets the function. Returns `false` if the host has no way to reset it. The first call after the function was opened may
-    /// do nothing. Fails with `WouldBlock` while the host holds the function, for example while it takes the function from its
-    /// driver.
+    /// Resets the function. Returns `false` if the host has no way to reset it. The first call after the function was opened may do
+    /// nothing. Fails with `WouldBlock` while the host holds the function, for example while it unbinds the function from its host driver.
     fn reset(&self) -> io::Result<bool>;
     /// Returns a handle that attaches the function to another address space, as long as the function is open.
     fn attachable(&self) -> Weak<dyn Attachable>;

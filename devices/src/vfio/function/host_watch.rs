@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Host's notices about a passed-through function. VFIO sends them as two extra interrupts: one reports an error of
-//! the device, the other asks for the device back.
+//! Host's notices about a passed-through function. VFIO sends these notices as two extra interrupts. One interrupt reports an error of the
+//! device. The other interrupt asks this process to close the device.
 
 use std::io;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ pub(crate) struct HostWatch {
 }
 
 impl HostWatch {
-    /// Starts to wait for notices about a function. `id` is its name for the listener, and `name` is its address in the host. Returns
-    /// `None` if the host sends no notices about the function.
+    /// Starts to wait for notices about a function. `id` is the function's name for the listener, and `name` is the function's address in
+    /// the host. Returns `None` if the host sends no notices about the function.
     ///
     /// # Errors
     /// The host cannot create an event or a thread.
@@ -45,7 +45,7 @@ impl HostWatch {
                 let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
                 match host.enable_irqs(kind, vec![&event]) {
                     Ok(()) => sources.push((event, notice)),
-                    // Keep the other notice.
+                    // Continue without this notice, because the other notice may still work.
                     Err(error) => warn!("{name}: the host rejects the eventfd for its {kind:?} interrupt: {error}"),
                 }
             }
@@ -81,8 +81,8 @@ impl Drop for HostWatch {
     }
 }
 
-/// Forwards notices until it is stopped. If a notice occurs several times before the thread reads it, it is forwarded
-/// once.
+/// Forwards notices until the thread is stopped. If a notice occurs several times before the thread reads its event, the notice is
+/// forwarded once.
 fn relay(poll: &PollContext<usize>, sources: &[(EventFd, HostNotice)], report: impl Fn(HostNotice)) -> io::Result<()> {
     loop {
         for ready in poll.wait()?.iter_readable() {

@@ -3,9 +3,9 @@
 //! Interrupts of a passed-through function: the guest's MSI and MSI-X registers on one side, VFIO's events on the other. INTx is
 //! enabled whenever MSI and MSI-X are both disabled.
 //!
-//! Vectors are scarce on the host. It has about 200 vectors per CPU for all devices. A function may have 2048 vectors, but a guest uses
-//! only as many as it has vCPUs. So VFIO delivers only the MSI-X vectors up to the last vector that the guest has unmasked. The number is
-//! rounded up to a power of two. When the guest unmasks a higher vector, VFIO delivers more vectors.
+//! Vectors are scarce on the host, which has about 200 vectors per CPU for all devices. A function may have 2048 vectors, but a guest uses
+//! only as many as it has vCPUs. So VFIO delivers only the MSI-X vectors up to the last vector that the guest has unmasked. The number of
+//! delivered vectors is rounded up to a power of two. When the guest unmasks a higher vector, VFIO delivers more vectors.
 
 use std::io;
 use std::sync::Arc;
@@ -105,7 +105,7 @@ impl Interrupts {
         self.report("MSI-X", outcome);
     }
 
-    /// Makes VFIO deliver all MSI-X vectors that the guest has unmasked, if it delivers too few.
+    /// Makes VFIO deliver all MSI-X vectors that the guest has unmasked, if VFIO delivers too few vectors.
     fn have_vectors(&mut self, host: &dyn HostFunction, active: ActiveIrqs, table: &mut MsixTable) -> io::Result<()> {
         let vectors = enough(table);
         if vectors <= active.vectors {
@@ -117,7 +117,7 @@ impl Interrupts {
             // The host has no more vectors. Keep the old vectors enabled.
             self.switch(host, Some(active), Some(&*all))?;
         }
-        // `switch` disables all vectors before it enables more. An interrupt that the device raises in between is lost. So trigger each
+        // `switch` disables all vectors before it enables more. An interrupt that the device raises meanwhile is lost. So trigger each old
         // vector once. Drivers tolerate an extra interrupt.
         first_error((0..active.vectors).map(|vector| table.trigger(vector))).and(outcome)
     }

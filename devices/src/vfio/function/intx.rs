@@ -3,11 +3,11 @@
 //! INTx of a passed-through function: the guest's interrupt line on one side, VFIO's events on the other.
 //!
 //! The host's kernel handles each interrupt without this process:
-//! 1. The device asserts INTx. VFIO masks INTx and writes an event, and KVM raises the guest's line.
-//! 2. At the guest's end of interrupt, KVM lowers the line and writes the other event. VFIO then unmasks INTx.
+//! 1. The device asserts INTx. VFIO masks INTx and writes the event `raise`. KVM then raises the guest's line.
+//! 2. When the guest signals the end of the interrupt, KVM lowers the line and writes the event `served`. VFIO then unmasks INTx.
 //! 3. If the device still asserts INTx, it interrupts again.
 //!
-//! If the guest masks INTx through the command register, VFIO masks it on the host.
+//! If the guest masks INTx through the command register, VFIO masks INTx on the host.
 
 use std::io;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use crate::platform::SharedLine;
 /// INTx of one function.
 pub(crate) struct Intx {
     line: Arc<dyn SharedLine>,
-    /// VFIO writes it when the device asserts INTx.
+    /// Event that VFIO writes when the device asserts INTx.
     raise: EventFd,
-    /// KVM writes it when the guest has served the interrupt.
+    /// Event that KVM writes when the guest has served the interrupt.
     served: EventFd,
     is_connected: bool,
 }
@@ -42,7 +42,7 @@ impl Intx {
         let enabled = host.enable_irqs(IrqKind::Intx, vec![&self.raise]);
         let unmasked = enabled.and_then(|()| {
             host.unmask_intx_by(&self.served).inspect_err(|_| {
-                // Without unmasking, the device would interrupt once and never again.
+                // Without an event that unmasks INTx, the device would interrupt only once.
                 if let Err(error) = host.disable_irqs(IrqKind::Intx) {
                     warn!("cannot disable INTx: {error}");
                 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! VFIO device, from open to close, including failures in between.
+//! Opens, attaches and closes a VFIO device, and handles failures of these steps.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -25,7 +25,7 @@ pub(super) struct OpenDevice {
     name: String,
     /// `Some` until the `OpenDevice` is dropped.
     device: Option<VfioDevice>,
-    /// Dropped after the device. KVM keeps the file open until then.
+    /// Registration of the device's file with KVM. It is dropped after the device. Until then, KVM keeps the file open.
     _listed: Option<ListedFile>,
 }
 
@@ -61,8 +61,9 @@ impl Deref for OpenDevice {
 impl Drop for OpenDevice {
     fn drop(&mut self) {
         let device = self.device.take();
-        // The library panics if the kernel does not detach the device, or if sysfs no longer has the device, because the host may remove
-        // it at any time. Resources that the library then leaves open are closed with the container, or with the process.
+        // The library panics if the kernel does not detach the device. It also panics if sysfs no longer has the device, and the host may
+        // remove the device at any time. Resources that the library leaves open after a panic are closed with the container, or with the
+        // process.
         if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
             error!("{}: cannot close the device completely, for example because the host has removed it", self.name);
         }
@@ -79,8 +80,8 @@ impl Attachable for OpenDevice {
     }
 }
 
-/// File that is registered with KVM until the value is dropped. KVM keeps a registered file open. If the file were not removed, the device
-/// would stay busy until the VM ends.
+/// File that is registered with KVM until the value is dropped. KVM keeps a registered file open. If the file were not removed from KVM's
+/// list, the device would stay busy until the VM ends.
 struct ListedFile {
     /// Duplicate of the file's descriptor.
     file: File,
@@ -126,7 +127,7 @@ fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
             libc::EPERM => VfioPciError::NotViable { name, group, others: function.in_the_way() },
             _ => VfioPciError::Vfio { what: format!("cannot open {name}"), source: error },
         },
-        // Sysfs showed no host driver before, so a host driver was bound since.
+        // Sysfs showed no host driver before, so the group was bound to a host driver meanwhile.
         VfioError::GroupViable => VfioPciError::NotViable { name, group, others: function.in_the_way() },
         source => VfioPciError::Vfio { what: format!("cannot open {name}"), source },
     }

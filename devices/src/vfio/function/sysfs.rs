@@ -55,12 +55,12 @@ impl HostFunctionPath {
         &self.name
     }
 
-    /// Returns the number of its IOMMU group. Functions of one group must share an address space.
+    /// Returns the number of the function's IOMMU group. Functions of one group must share an address space.
     pub fn group(&self) -> u32 {
         self.group
     }
 
-    /// True if opening the function resets it, as in the kernel's `vfio_pci_core_enable()`. The result is false for a variant driver,
+    /// True if opening the function resets it, as `vfio_pci_core_enable()` of the kernel does. The result is false for a variant driver,
     /// because such a driver may behave differently.
     pub(crate) fn is_reset_when_opened(&self) -> bool {
         link_name(&self.path.join("driver")).as_deref() == Some("vfio-pci")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Passed-through function as a whole, on top of a fake host function.
+//! Tests of a whole passed-through function, on top of a fake host function.
 
 mod intx;
 mod kept;
@@ -285,7 +285,7 @@ fn host_vectors_grow_with_unmasking_and_no_interrupt_is_lost() {
     assert_eq!((fired(0), fired(1)), (1, 0), "the old vector fires once, because its interrupt may have been lost");
     mask_vector(&m, 4, false);
     assert_eq!(m.host.events(), more(8));
-    // The host has enough vectors, and a masked vector keeps its place.
+    // VFIO already delivers these vectors, and does not stop delivering a vector that becomes masked.
     for (vector, masked) in [(7, false), (7, true), (4, true), (4, false)] {
         mask_vector(&m, vector, masked);
     }
@@ -293,7 +293,7 @@ fn host_vectors_grow_with_unmasking_and_no_interrupt_is_lost() {
     mask_vector(&m, 64, false);
     assert_eq!(m.host.events(), more(65));
 
-    // After MSI-X is enabled again, it has enough vectors for the unmasked vectors.
+    // When MSI-X is enabled again, VFIO delivers only as many vectors as the unmasked vectors need.
     mask_vector(&m, 64, true);
     m.device.write_config(0x42, &[0, 0]);
     m.device.write_config(0x42, &[0, 0x80]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Host function that VFIO gives access to.
+//! Implementation of the host function trait for VFIO.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

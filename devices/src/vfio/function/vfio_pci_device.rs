@@ -33,10 +33,10 @@ use crate::vfio::space::DmaSpace;
 /// Maximum time that a reset waits for the host, which may be resetting the device itself or recovering its link from
 /// an error.
 const HELD_FOR: Duration = Duration::from_secs(3);
-/// Pause between two attempts.
+/// Pause between two attempts to reset the device.
 const HELD_PAUSE: Duration = Duration::from_millis(50);
 
-/// Listener that forwards every notice, and records if the host has asked for the device.
+/// Listener that forwards every notice, and records if the host has asked this process to close the device.
 struct RequestWatcher {
     requested: Arc<AtomicBool>,
     listener: Arc<dyn HostListener>,
@@ -53,7 +53,7 @@ impl HostListener for RequestWatcher {
 
 struct FunctionState {
     view: ConfigView,
-    /// The view at power-on, with the BARs as assigned.
+    /// The view at power-on, with the addresses that the VMM assigned to the BARs.
     initial: ConfigView,
     interrupts: Interrupts,
 }
@@ -83,7 +83,7 @@ pub struct VfioPciDevice {
     watch: Mutex<Option<HostWatch>>,
     /// True if the last reset failed because the host held the device.
     held: AtomicBool,
-    /// True if the host has asked for the device, to take it from its driver.
+    /// True if the host has asked this process to close the device, in order to unbind it from its host driver.
     requested: Arc<AtomicBool>,
     // The mappings of the BARs keep the device open, so they are dropped before `host`.
     bars: Vec<HostBar>,
@@ -98,9 +98,8 @@ enum BarTarget {
 }
 
 impl VfioPciDevice {
-    /// Opens the function at sysfs path `path`, attaches it to address space `space`, and resets it. `id` is its name
-    /// in logs and the API. Its INTx goes to `line`, which is `None` if the VM has no interrupt lines for host
-    /// devices.
+    /// Opens the function at sysfs path `path`, attaches it to address space `space`, and resets it. `id` is its name in logs and the API.
+    /// The function's INTx raises `line`, which is `None` if the VM has no interrupt lines for host devices.
     pub fn open(
         id: &str,
         path: &Path,
@@ -206,7 +205,7 @@ impl VfioPciDevice {
         self.host.attachable()
     }
 
-    /// Performs an access and records it. If the access never ends, a crash report shows it.
+    /// Performs an access and records it. If the access never ends, a crash report still shows the access.
     fn access(&self, code: u8, region: u16, offset: u64, len: usize, access: impl FnOnce()) {
         let Some(ring) = self.accesses.as_ref().map(Claim::ring) else { return access() };
         let (number, slot) = ring.begin(region);
@@ -278,7 +277,7 @@ impl VfioPciDevice {
     fn restart(&self) -> io::Result<()> {
         let mut state = lock(&self.state);
         let mut table = self.lock_table();
-        // No DMA from here on, even if the device cannot be reset.
+        // Stop DMA now, so that the device does no DMA even if it cannot be reset.
         self.quiesce(&state);
         state.interrupts.reset(&*self.host, table.as_deref_mut());
         let outcome = self.host.reset();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! INTx: when it is enabled, what the guest sees, and what happens if the host cannot enable it.
+//! Tests of INTx: the times when INTx is enabled, the guest's view, and the result if the host cannot enable INTx.
 
 use super::*;
 

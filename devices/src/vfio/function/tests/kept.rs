@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Accesses in a crash report.
+//! Tests that a crash report lists the last accesses to a host device.
 
 use super::*;
 use crate::crash::last_requests;
