@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Device threads: a common implementation of start, pause, resume and end.
+//! Threads of devices, with a common implementation of start, pause, resume and end.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -20,7 +20,7 @@ use crate::sync::lock;
 /// Condition for a worker's next run. The doorbell and orders always wake the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// No other condition.
+    /// The doorbell or an order. No other condition causes a run.
     Doorbell,
     /// [`Task::source`] can be read.
     Source,
@@ -31,7 +31,7 @@ pub enum Wait {
 }
 
 impl Wait {
-    /// Returns a condition that is met as soon as either condition is met.
+    /// Returns a condition that is met as soon as `self` or `other` is met.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         let parts = |wait| match wait {
@@ -53,7 +53,7 @@ impl Wait {
 
 /// Work of a thread.
 pub trait Task: Send + 'static {
-    /// Called first by the thread, before its system calls are limited to those of its role.
+    /// Called once at the start of the thread, before its system calls are limited to the calls of its role.
     fn begin(&mut self) {}
     /// Does the pending work. Between two pieces of work, the task must check [`Orders::call`], and return if the result is true. The
     /// next call of `run` does the remaining work.
@@ -70,7 +70,7 @@ pub trait Task: Send + 'static {
     fn abandon(&mut self) {}
 }
 
-/// Orders of a worker.
+/// Orders to a worker, such as to pause or to stop.
 pub struct Orders {
     handshake: Handshake,
     wake: EventFd,
@@ -117,7 +117,8 @@ pub struct Worker<T: Task> {
 }
 
 impl<T: Task> Worker<T> {
-    /// Starts a thread, paused if `paused`. The thread runs `task` once, and again after each write to `doorbell`.
+    /// Starts a thread. If `paused` is true, the thread is paused. Otherwise it runs `task` once. It runs `task` again after each write to
+    /// `doorbell`.
     ///
     /// # Errors
     /// The host cannot create a thread or a descriptor.
@@ -163,7 +164,7 @@ impl<T: Task> Worker<T> {
         self.orders.handshake.wait_parked();
     }
 
-    /// Lets the thread continue. It runs its task once in any case.
+    /// Lets the thread continue. The thread runs its task once, even if no event was written.
     pub fn resume(&self) {
         self.orders.give(Order::Run);
     }
@@ -202,7 +203,7 @@ struct Rung {
     doorbell: bool,
 }
 
-/// Value before any check.
+/// Value while it is unknown which events were written: assumes that both were written.
 const UNKNOWN: Rung = Rung { wake: true, doorbell: true };
 
 fn work<T: Task>(orders: &Orders, task: &Mutex<T>, doorbell: &EventFd) {
@@ -248,13 +249,13 @@ mod tests {
 
     use super::*;
 
-    /// Reports each of its runs, and panics in the run `panics_at`.
+    /// Task that reports the number of each run, and panics in run `panics_at`.
     struct Counter {
         runs: u32,
         /// Thread that called `begin`.
         begun: Option<std::thread::ThreadId>,
         abandoned: bool,
-        /// True if it has settled since the last run.
+        /// True if `settle` was called since the last run.
         settled: bool,
         panics_at: Option<u32>,
         wait: Wait,
@@ -387,7 +388,7 @@ mod tests {
         drop(worker);
     }
 
-    /// Reports the CPUs that it may run on.
+    /// Task that reports the CPUs on which its thread may run.
     struct Place(Sender<CpuSet>);
 
     impl Task for Place {

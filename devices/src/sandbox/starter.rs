@@ -180,7 +180,7 @@ fn start_placed(role: ThreadRole, name: String, placement: Placement, prepare: P
                 format!("the kernel rejects the filter of a thread of role '{}': {error} (--seccomp)", role.name);
             Err(io::Error::new(error.kind(), text))
         }
-        // If the thread ended without a result, it could not be pinned. The channel `placed` in `start_on` has the reason.
+        // If the thread ended without a result, it could not be pinned. The channel `placed` in `start_prepared` has the reason.
         Ok(Ok(())) | Err(_) => Ok(thread),
     }
 }

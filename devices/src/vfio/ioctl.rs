@@ -36,7 +36,7 @@ fn outcome(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Maps `memory` at `iova` for the devices of `container`, and pins it.
+/// Maps `memory` at `iova` for the devices of `container`, and pins the memory.
 pub(in crate::vfio) fn map_dma(
     container: &impl AsRawFd,
     iova: u64,
@@ -53,7 +53,7 @@ pub(in crate::vfio) fn map_dma(
     let request = vfio_iommu_type1_dma_map {
         argsz: argsz::<vfio_iommu_type1_dma_map>(),
         flags,
-        // Only the kernel gets the address. It pins the pages at this address.
+        // Only the kernel gets the address, and it pins the pages at this address.
         vaddr: memory.ptr_guard_mut().as_ptr() as u64,
         iova,
         size: memory.len() as u64,
@@ -83,7 +83,7 @@ fn unmap(container: &impl AsRawFd, mut request: vfio_iommu_type1_dma_unmap) -> i
 
 /// Returns `vfio_iommu_type1_info` of the IOMMU of `container`, with its capabilities, as bytes.
 pub(in crate::vfio) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8>> {
-    /// Maximum size that is accepted, in bytes.
+    /// Maximum size that this function accepts from the kernel, in bytes.
     const LARGEST: u32 = 1 << 20;
     let mut size = argsz::<vfio_iommu_type1_info>();
     loop {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Driver whose actions are encoded in bytes, for a fuzzer and for replaying its findings.
+//! Driver whose actions are encoded in bytes, for a fuzzer and for replaying the fuzzer's findings.
 
 use super::registers::Registers;
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! i6300esb, the watchdog of Intel's 6300ESB I/O controller hub (Intel's document 300641-004), as a PCI device. Linux
-//! (`drivers/watchdog/i6300esb.c`) and BSDs have drivers for it. They have no driver for a virtio device of this kind.
+//! (`drivers/watchdog/i6300esb.c`) and BSDs have drivers for it. These systems have no driver for a virtio watchdog.
 //!
-//! The driver starts a counter with two stages and must reload it again and again. When both stages are over, the machine is reset. The
-//! end of the first stage raises no interrupt, because drivers do not use such an interrupt. The counter stops while the VM is paused.
-//! `registers` has the registers that the driver sees, and `timer` has the thread that waits.
+//! The driver starts a counter with two stages, and must reload the counter again and again. When both stages are over, the watchdog resets
+//! the machine. The end of the first stage raises no interrupt, because drivers do not use such an interrupt. The counter stops while the
+//! VM is paused. `registers` has the registers that the driver sees, and `timer` has the thread that waits.
 
 mod registers;
 mod timer;
@@ -61,8 +61,9 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Creates a watchdog. If the guest does not reload the watchdog in time, it notifies `observer` and calls `expired`. `expired` must
-    /// start a reset of the machine and must not wait. `id` is the device's name in logs and the API, and the name of its thread.
+    /// Creates a watchdog. If the guest does not reload the watchdog in time, the watchdog notifies `observer` and calls `expired`.
+    /// `expired` must start a reset of the machine and must not wait. `id` is the device's name in logs and the API, and the name of its
+    /// thread.
     ///
     /// # Errors
     /// The host cannot create a thread.
@@ -114,7 +115,7 @@ impl PciDevice for Watchdog {
         self.with_registers(|registers| ((), registers.write(offset, data)));
     }
 
-    /// Resets the device, except for the timeout flag, because the driver of the restarted guest reads it.
+    /// Resets the device, except for the timeout flag, because the driver of the restarted guest reads this flag.
     fn reset(&self) -> io::Result<()> {
         self.config.reset();
         self.with_registers(|registers| ((), registers.reset()));

@@ -33,7 +33,7 @@ const ENABLE: u8 = 1 << 1;
 /// Lock bit: the three lock bits cannot change until the next reset.
 const LOCKED: u8 = 1 << 0;
 
-/// Reload bit: the second stage has ended. Writing 1 clears it.
+/// Reload bit: the second stage has ended. Writing 1 clears the bit.
 const TIMEOUT: u16 = 1 << 9;
 /// Reload bit: the counter starts its first stage again.
 const BEGIN: u16 = 1 << 8;
@@ -119,7 +119,7 @@ impl Registers {
         }
         self.0.second = false;
         self.0.timed_out = true;
-        // The lock bit stays set until the reset.
+        // The bit `LOCKED` stays set until the reset.
         self.0.lock &= !ENABLE;
         if self.0.config & NO_RESET == 0 { StageEnd::Reset } else { StageEnd::Stop }
     }
@@ -173,7 +173,7 @@ impl Registers {
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) -> Timing {
         let unlocked = usize::from(self.0.keys) == KEYS.len();
         if offset == RELOAD && !unlocked {
-            // Each key is one byte, at any width of the write.
+            // Each key is one byte. If a write is wider, only its first byte counts.
             let next = KEYS[usize::from(self.0.keys)];
             let first = KEYS[0];
             self.0.keys = match data.first() {
@@ -186,7 +186,7 @@ impl Registers {
         if !unlocked {
             return Timing::GoesOn;
         }
-        // The keys are valid for one write.
+        // The keys unlock only one write.
         self.0.keys = 0;
         if let Some(stage) = PRELOAD.iter().position(|register| *register == offset) {
             let mut bytes = [0; 4];

@@ -45,7 +45,7 @@ impl Fixture {
         self.write(0xc, &0x100u16.to_le_bytes());
     }
 
-    /// Sets the counter to microseconds, and starts stages of `stage_us` microseconds.
+    /// Makes the counter count in steps of about a microsecond, and starts stages of `stage_us` microseconds.
     fn start(&self, stage_us: u32) {
         self.device.write_config(0x60, &FAST);
         self.write(0, &stage_us.to_le_bytes());
@@ -80,7 +80,7 @@ fn driver_finds_the_device() {
 #[test]
 fn guest_is_reset_once_and_only_after_it_stops_reloading() {
     let fixture = Fixture::new();
-    // Stages of about a quarter of an hour. Nothing expires before they start.
+    // Pause the watchdog until the stages last about a quarter of an hour. Otherwise the shorter stages of `start` could end before.
     fixture.device.pause();
     fixture.start(1_000_000);
     fixture.device.write_config(0x60, &[0, 0]);
@@ -111,7 +111,7 @@ fn guest_is_reset_once_and_only_after_it_stops_reloading() {
 fn disabled_masked_or_free_running_counter_resets_no_guest() {
     for (config, lock) in [([0x07, 0], 0), ([0x27, 0], ENABLE), ([0x07, 0], ENABLE | 4)] {
         let fixture = Fixture::new();
-        // Nothing expires before all registers are set.
+        // Pause the watchdog, so that no stage ends before all registers are set.
         fixture.device.pause();
         fixture.start(500);
         fixture.device.write_config(0x60, &config);

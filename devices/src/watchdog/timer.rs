@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Counter of the watchdog, and the thread that waits for its end.
+//! Counter of the watchdog, and the thread that waits for the end of a stage.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,17 +11,17 @@ use super::registers::{Registers, RegistersState, StageEnd, Timing};
 use crate::sandbox::{self, ThreadRole};
 use crate::state::StateError;
 
-/// Role of the thread that waits for the end of the counter.
+/// Role of the thread that waits for the end of a stage.
 pub const ROLE: ThreadRole = ThreadRole { name: "watchdog", calls: &[] };
 
-/// End of the stage.
+/// Time at which the current stage ends.
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// The counter is stopped.
+    /// The counter is stopped, so no stage ends.
     Never,
-    /// At this time.
+    /// The stage ends at this time.
     At(Instant),
-    /// After this time, once the VM continues.
+    /// The VM is paused. After it continues, the stage ends after this duration.
     After(Duration),
 }
 
@@ -37,7 +37,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Registers with their counter. Dropping it ends the thread.
+/// Registers with their counter and its thread. Dropping this value ends the thread.
 pub(super) struct Timer {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,

@@ -81,9 +81,10 @@ impl Chunk {
     /// Returns a file descriptor for another process. The descriptor allows exactly the accesses in `permissions`. Existing mappings do not
     /// change.
     ///
-    /// Returns `None` if no such descriptor is possible:
-    /// * for write-only access,
-    /// * for write access to reserved huge pages: the process could free and reallocate pages, and only `F_SEAL_WRITE` prevents this.
+    /// Returns `None` if no such descriptor is possible, in these cases:
+    /// * `permissions` is write-only.
+    /// * `permissions` includes write access, and the chunk consists of reserved huge pages. The other process could free and reallocate
+    ///   these pages, and only `F_SEAL_WRITE` prevents this.
     ///
     /// The other process can keep the chunk for ever. So the chunk must not be reused for another owner.
     ///
@@ -98,7 +99,7 @@ impl Chunk {
             return Ok(None);
         }
         if !self.handed_out {
-            // Another process could reopen a read-only descriptor for writing through /proc. So forbid all further writable mappings. This
+            // Another process could reopen a read-only descriptor for writing through /proc. So forbid all new writable mappings. This
             // process already has a writable mapping.
             let more = if writable { SealFlags::empty() } else { SealFlags::FUTURE_WRITE };
             fcntl_add_seals(&self.file, SealFlags::SEAL | more)?;
@@ -124,7 +125,7 @@ impl Drop for Chunk {
             && let Ok(stat) = rustix::fs::fstat(&self.file)
             && let Ok(size) = u64::try_from(stat.st_size)
         {
-            // If the chunk has F_SEAL_FUTURE_WRITE, this fails. The memory is then freed with the last descriptor.
+            // This call fails if the chunk has F_SEAL_FUTURE_WRITE. The host then frees the memory when the last descriptor is closed.
             let _ = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, size);
         }
     }

@@ -23,7 +23,7 @@ use crate::platform::MemorySlots;
 use crate::sandbox::{self, ThreadRole, calls};
 use crate::sync::{lock, lock_soon};
 
-/// Role of the thread that allocates window memory ahead of requests, and frees it.
+/// Role of the thread that allocates window memory ahead of requests, and frees released window memory.
 pub const STASH_ROLE: ThreadRole = ThreadRole { name: "window-stash", calls: &[calls::MAPPINGS] };
 
 /// Minimum size of a chunk: one page.
@@ -36,7 +36,7 @@ pub struct WindowMemoryConfig {
     pub region_size: u64,
     /// Size of a chunk in bytes, a power of two and at least 4 KiB.
     pub chunk_size: u64,
-    /// Initial budget: the maximum number of backed bytes. [`WindowMemory::set_budget`] changes it.
+    /// Initial budget: the maximum number of bytes that the host allocates for chunks. [`WindowMemory::set_budget`] changes it.
     pub budget: u64,
     /// True if chunks consist of huge pages of 2 MiB.
     pub hugepages: bool,
@@ -141,17 +141,17 @@ impl WindowMemory {
     }
 
     /// Returns the bytes of window memory that the host has allocated: backed, stashed, or about to be freed. The scratch chunk does not
-    /// count. The result exceeds the budget only if the budget was lowered below the backed bytes.
+    /// count. The result exceeds the budget only if the budget was lowered while more bytes were allocated.
     pub fn held_bytes(&self) -> u64 {
         lock(&self.shared.state).supply.held() * self.shared.chunk_size
     }
 
-    /// Returns the allocated bytes, or `None` if another thread holds the lock.
+    /// Like [`held_bytes`](Self::held_bytes), but returns `None` if another thread holds the lock for some microseconds.
     pub(crate) fn held_bytes_soon(&self) -> Option<u64> {
         lock_soon(&self.shared.state).map(|state| state.supply.held() * self.shared.chunk_size)
     }
 
-    /// Changes the budget. Stashed chunks beyond the new budget are freed at once. Backed chunks stay.
+    /// Changes the budget. Stashed chunks beyond the new budget are freed immediately. Backed chunks stay.
     pub fn set_budget(&self, bytes: u64) {
         lock(&self.shared.state).supply.set_budget(bytes / self.shared.chunk_size);
         self.shared.work.notify_one();
@@ -186,7 +186,7 @@ impl WindowMemory {
     }
 
     /// Returns a file descriptor of a backed chunk for another process that does DMA. The descriptor allows exactly the accesses in
-    /// `permissions`. From then on, the chunk is never parked or reused. When it is released, its memory is freed.
+    /// `permissions`. After this, the chunk is never parked or reused. When it is released, its memory is freed.
     ///
     /// Returns `None` if no such descriptor is possible: see [`Chunk::hand_out`].
     ///

@@ -7,9 +7,9 @@
 //! * A *backed* chunk is mapped at its place.
 //! * When a chunk is *released*, the scratch chunk is mapped over its place. All released places share this one scratch chunk. The file of
 //!   the released chunk and its memory are dropped. So a newly backed chunk contains no old data.
-//! * A *parked* chunk is zeroed, and the scratch chunk is mapped over its place, too. But its file stays, because the device keeps its
-//!   mapping. The same endpoint gets the chunk back later. A chunk is never parked if another process has its file, such as a vfio-user or
-//!   vhost-user server.
+//! * A *parked* chunk is zeroed, and the scratch chunk is mapped over its place, too. But the chunk's file stays open, because the device
+//!   keeps the chunk mapped. The same endpoint gets the chunk back later. A chunk is never parked if another process has its file, such as
+//!   a vfio-user or vhost-user server.
 //!
 //! Each place has its own memory slot, through which the guest sees it. The slot is created when the place is first backed. It normally
 //! stays for ever, because the removal of a slot is expensive for the whole VM. If a place was never backed, guest accesses exit to the

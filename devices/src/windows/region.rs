@@ -17,8 +17,8 @@ use crate::platform::HostRange;
 /// Size of the smallest page in bytes.
 const SMALL_PAGE: usize = 4096;
 
-/// Reserved range of this process's addresses for chunks. The region itself has no memory. No code creates Rust references to its bytes,
-/// because the guest and devices can change them at any time.
+/// Reserved range of this process's addresses for chunks. The reservation itself allocates no memory. No code creates Rust references to
+/// its bytes, because the guest and devices can change them at any time.
 pub(super) struct Region {
     /// Reserved range: the region, and the padding for its alignment.
     reserved: HostRange,
@@ -28,7 +28,7 @@ pub(super) struct Region {
     count: usize,
     /// True if the region must stay mapped for ever, because the guest may still see it.
     is_kept: bool,
-    /// Name of the region in messages, once the guest can see it.
+    /// Registration of the region's name for messages. `None` until the guest can see the region.
     name: Option<Registration>,
     /// Number of calls of [`map`](Self::map) that fail from now on, in tests.
     #[cfg(test)]
@@ -106,7 +106,7 @@ impl Region {
         Ok(())
     }
 
-    /// Fails like a kernel without free memory, as often as a test has requested.
+    /// Fails like a kernel without free memory, for as many calls as a test has requested.
     #[cfg(test)]
     fn fail_if_configured(&self) -> io::Result<()> {
         use std::sync::atomic::Ordering::Relaxed;

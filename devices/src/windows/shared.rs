@@ -33,7 +33,7 @@ pub(super) struct SharedWindows {
 /// Content of a place in the region.
 #[derive(Debug)]
 pub(super) enum ChunkPlace {
-    /// No chunk yet: nothing is mapped, and the place has no slot.
+    /// No chunk was ever backed here. Nothing is mapped, and the place has no slot.
     Fresh,
     /// A chunk that the engine uses.
     Backed(Chunk),
@@ -41,7 +41,7 @@ pub(super) enum ChunkPlace {
     Parked(Chunk),
     /// The scratch chunk.
     Released,
-    /// A mapping that could not be replaced yet. The place is unused, and counts as backed.
+    /// An old mapping that could not be replaced yet. The place cannot be used, but its memory still counts as backed.
     Lost,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Slot {
     number: u32,
 }
 
-/// Changing state of window memory.
+/// State of window memory that changes, behind a lock.
 pub(super) struct WindowState {
     /// Guest-physical address of the region, once it has one.
     pub(super) address: Option<u64>,

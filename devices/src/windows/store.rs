@@ -95,7 +95,7 @@ impl ChunkStore for WindowStore {
         let mut state = lock(&self.0.state);
         let place = state.places.get_mut(index as usize).ok_or_else(unknown)?;
         match place {
-            // Another process could write to the chunk at any time, so no other owner may get it.
+            // Another process could write to the chunk at any time, so no other owner may get the chunk.
             ChunkPlace::Backed(chunk) if chunk.is_handed_out() => {
                 return Err(ChunkError::Host(io::ErrorKind::Unsupported.into()));
             }

@@ -29,7 +29,8 @@ pub(super) struct Supply<C> {
     busy: u64,
     /// True if the driver uses windows, so that a stash is useful.
     in_use: bool,
-    /// True if the last allocation failed. The stash's thread then does not retry until a chunk is freed, or the budget or `in_use` is set.
+    /// True if the last allocation failed. The stash's thread then does not allocate again until a chunk is freed, or the budget or
+    /// `in_use` is set.
     starved: bool,
     stop: bool,
 }
@@ -83,7 +84,7 @@ impl<C> Supply<C> {
         self.retired.push(chunk);
     }
 
-    /// Changes the budget. Drops stashed chunks beyond the new budget at once. Backed chunks stay.
+    /// Changes the budget. Drops stashed chunks beyond the new budget immediately. Backed chunks stay.
     pub(super) fn set_budget(&mut self, budget: u64) {
         self.budget = budget;
         self.starved = false;
@@ -99,7 +100,7 @@ impl<C> Supply<C> {
         }
     }
 
-    /// Tells the stash's thread to end.
+    /// Makes the stash's thread end.
     pub(super) fn stop(&mut self) {
         self.stop = true;
     }

@@ -45,7 +45,8 @@ impl MsiVectors for Vectors {
 pub(crate) struct Platform {
     pub(crate) vectors: Mutex<Vec<Arc<Vectors>>>,
     pub(crate) slots: Mutex<Vec<(u64, HostRange)>>,
-    /// Events of a connected device: one raises the line, the other reports that the guest has served the interrupt.
+    /// Events of the connected device, if any. The first event raises the line. The second event reports that the guest has served the
+    /// interrupt.
     pub(crate) line: Mutex<Option<(EventFd, EventFd)>>,
 }
 
@@ -169,7 +170,8 @@ impl Edu {
         edu
     }
 
-    /// Copies half a page from `iova` into the device, or back. (QEMU 7.2 aborts if a copy reaches the buffer's end.)
+    /// Copies half a page from `iova` into the device, or from the device to `iova`. A whole page is not possible, because QEMU 7.2 aborts
+    /// if a copy reaches the end of the buffer.
     pub(crate) fn copy(&self, iova: u32, into_device: bool) {
         self.copy_bytes(iova, into_device, 2048);
     }
@@ -179,7 +181,7 @@ impl Edu {
         self.wait();
     }
 
-    /// Starts a copy, which takes the device a tenth of a second.
+    /// Starts a copy. The device needs a tenth of a second for the copy.
     pub(crate) fn begin_copy(&self, iova: u32, into_device: bool, len: u32) {
         let (from, to) = if into_device { (iova, Self::BUFFER) } else { (Self::BUFFER, iova) };
         for (register, value) in [(0x80, from), (0x84, 0), (0x88, to), (0x8c, 0), (0x90, len), (0x94, 0)] {
@@ -207,7 +209,7 @@ pub(crate) fn memory() -> Arc<Ram> {
     Arc::new(memory)
 }
 
-/// Returns the half of a page that the device copies.
+/// Returns the first half of a page, which is the part that [`Edu::copy`] copies.
 pub(crate) fn page(memory: &Ram, number: u64) -> Vec<u8> {
     let mut data = vec![0; 2048];
     memory.read_slice(&mut data, GuestAddress(number * PAGE)).unwrap();

@@ -14,8 +14,8 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::hardware::*;
 
-/// Lowered limit on locked memory. This thread also loses its right to exceed the limit. Dropping this value restores the limit and the
-/// right.
+/// Lowered limit on locked memory. While this value exists, this thread also has no right to exceed the limit. Dropping the value restores
+/// the limit and the right.
 struct LockedMemoryLimit {
     limit: Rlimit,
     capabilities: CapabilitySets,

@@ -99,8 +99,8 @@ impl Model {
         }
     }
 
-    /// Returns the pages that an endpoint may access at a place. A write-only mapping may also be read, because not every IOMMU supports
-    /// write-only mappings (virtio 1.3, section 5.13.6.5.2).
+    /// Returns the pages that an endpoint may access at a place. The endpoint may also read a write-only mapping, because not every IOMMU
+    /// supports write-only mappings (virtio 1.3, section 5.13.6.5.2).
     fn reached(&self, endpoint: usize, place: u8, transfer: Transfer) -> Reached {
         let mapped = self.of[endpoint].and_then(|domain| self.domains[&domain].get(&place));
         match (mapped, transfer) {
@@ -234,7 +234,7 @@ impl Oracle {
         for endpoint in 0..2 {
             self.edu(endpoint).wait();
         }
-        // The transfer may have happened before the step or after it.
+        // The transfer may have happened before the step or after the step.
         let reached = array::from_fn(|endpoint| {
             let models = [&before, &self.model];
             models.into_iter().flat_map(|model| model.reached(endpoint, places[endpoint], transfer)).collect()
@@ -266,7 +266,7 @@ impl Oracle {
             let is_known = |endpoint: &usize| self.buffers[*endpoint].contains(&first);
             assert!(first == own || writers.iter().any(is_known), "page {page} holds {first} by {writers:?}: {self:?}");
             self.writes += u32::from(first != own);
-            // True for a device that has written the page in any case, before the step or after it.
+            // True for a device that has certainly written the page, whether its transfer happened before or after the step.
             let is_sure = |endpoint: &usize| reached[*endpoint].len() == 1;
             let surely = writers.iter().any(is_sure);
             assert!(!surely || first != own || writers.iter().any(is_known), "page {page} was not written: {self:?}");

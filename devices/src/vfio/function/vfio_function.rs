@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Implementation of the host function trait for VFIO.
+//! Access to a host function through VFIO: configuration space, BARs, interrupts and resets.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -15,7 +15,7 @@ use crate::vfio::ioctl;
 
 /// Host I/O address space: the memory that the attached devices can access. Clones refer to the same address space.
 ///
-/// It starts empty. A mapping lasts until it is unmapped, or until the last clone and the last device are gone.
+/// A new address space is empty. A mapping lasts until it is unmapped, or until the last clone and the last device are gone.
 #[derive(Clone)]
 pub enum DmaSpace {
     /// A container of VFIO's type 1 back end.
@@ -30,8 +30,8 @@ pub enum DmaSpace {
 }
 
 impl DmaSpace {
-    /// Maps `memory` at `iova` for the devices, and pins it. Fails with the kernel's errors: `EEXIST` if something is
-    /// mapped there already, `ENOSPC` and `ENOMEM` if a limit is reached.
+    /// Maps `memory` at `iova` for the devices, and pins the memory. Fails with the kernel's errors. `EEXIST` means that the range overlaps
+    /// a mapping. `ENOSPC` and `ENOMEM` mean that a limit is reached.
     pub(crate) fn map(&self, iova: u64, memory: &VolatileSlice<'_>, permissions: Permissions) -> io::Result<()> {
         match self {
             Self::Container(container) => ioctl::map_dma(&**container, iova, memory, permissions),
@@ -53,7 +53,7 @@ impl DmaSpace {
     pub(crate) fn unmap_all(&self) -> io::Result<()> {
         match self {
             Self::Container(container) => match ioctl::unmap_all(&**container) {
-                // The container's last device is closed, so its address space no longer exists.
+                // The container's last device is closed, so the kernel's address space no longer exists.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
                 outcome => outcome.map(drop),
             },

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Device of each endpoint. With IOMMUFD, the engine moves endpoints to other address spaces while they run.
+//! List of the device of each endpoint. With IOMMUFD, the engine moves endpoints to other address spaces while their devices run.
 
 use std::collections::BTreeMap;
 use std::io;

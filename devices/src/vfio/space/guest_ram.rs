@@ -14,7 +14,7 @@ use crate::ram::{Ram, RamRegion};
 use crate::sync::lock;
 use crate::vfio::error::VfioPciError;
 
-/// Guest RAM mapped in an address space, with IOVA equal to GPA. Dropping it unmaps the RAM.
+/// Guest RAM mapped in an address space, with IOVA equal to GPA. Dropping this value unmaps the RAM.
 pub struct GuestRamMapping {
     space: DmaSpace,
     /// Keeps the mapped RAM alive.
@@ -32,7 +32,7 @@ pub fn map_guest_ram(space: &DmaSpace, memory: &Arc<Ram>) -> Result<GuestRamMapp
 }
 
 impl GuestRamMapping {
-    /// Maps and pins another region of the same RAM, unless it is mapped already.
+    /// Maps and pins another region of the same RAM, unless the region is mapped already.
     ///
     /// # Errors
     /// The kernel cannot map the region.
@@ -65,7 +65,7 @@ impl GuestRamMapping {
         match self.space.unmap(start, len) {
             Ok(done) if done == len => {}
             Ok(done) => error!("VFIO unmapped only {done:#x} of {len:#x} bytes of guest RAM at {start:#x}"),
-            // The container's last device is closed, so its address space no longer exists.
+            // The container's last device is closed, so the kernel's address space no longer exists.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             Err(error) => error!("cannot unmap guest RAM at {start:#x}: {error}"),
         }

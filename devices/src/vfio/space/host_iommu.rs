@@ -25,7 +25,7 @@ pub struct HostIommu {
     backend: Backend,
 }
 
-/// Each variant has KVM's VFIO device, which KVM uses to track the devices of the VM.
+/// Each variant may have access to KVM's VFIO device, through which KVM learns which host devices the VM uses.
 enum Backend {
     Containers(Option<Arc<VfioDeviceFd>>),
     Iommufd(Arc<IommuFd>, EndpointDevices, Option<Arc<dyn VfioFiles>>),
@@ -37,8 +37,9 @@ impl HostIommu {
         Self { backend: Backend::Containers(kvm_vfio) }
     }
 
-    /// Creates a host IOMMU that uses IOMMUFD (`/dev/iommu`) and VFIO's character devices. They need Linux 6.6 built with
-    /// `CONFIG_IOMMUFD` and `CONFIG_VFIO_DEVICE_CDEV`. If a descriptor of IOMMUFD was inherited, it is used instead of the file.
+    /// Creates a host IOMMU that uses IOMMUFD (`/dev/iommu`) and VFIO's character devices. Both need Linux 6.6 or later, built with
+    /// `CONFIG_IOMMUFD` and `CONFIG_VFIO_DEVICE_CDEV`. If a descriptor of IOMMUFD was inherited, the host IOMMU uses it instead of opening
+    /// `/dev/iommu`.
     pub fn iommufd(kvm: Option<Arc<dyn VfioFiles>>) -> Result<Self, VfioPciError> {
         let iommufd = match inherited::iommufd() {
             Some(file) => file.map(IommuFd::new_from_fd).map_err(iommufd_error)?,

@@ -2,28 +2,29 @@
 
 //! Unmaps ranges of a host address space. The kernel reports how many bytes each call has unmapped.
 //!
-//! The kernel unmaps all mappings in a range, and fails at a mapping that the range splits. By then it may have unmapped other mappings.
-//! A call that succeeds leaves nothing mapped in the range. If its count is short, the range had gaps.
+//! The kernel unmaps all mappings in a range, and fails at a mapping that the range splits. Before it fails, it may have unmapped other
+//! mappings in the range. A call that succeeds leaves nothing mapped in the range. If the reported number of bytes is less than the length
+//! of the range, the range had gaps.
 
 use std::io;
 
 use iommu_bounce::UnmapError;
 
-/// Maximum number of calls for one range. Every call except the last found something mapped.
+/// Maximum number of calls for one range. Another call follows only if the last call found something mapped.
 const MOST_CALLS: u32 = 8;
 
-/// Maximum number of ranges that are remembered.
+/// Maximum number of ranges in [`Unmaps`].
 const MOST_RANGES: usize = 256;
 
-/// Ranges whose unmap has begun, and may have unmapped only a part.
+/// Ranges that an earlier unmap may have unmapped only in part.
 #[derive(Default)]
 pub(super) struct Unmaps {
     begun: Vec<(u64, u64)>,
 }
 
 impl Unmaps {
-    /// Unmaps `[iova, iova + len)` with `call`, which takes the first IOVA and the length, and returns the number of bytes that were
-    /// mapped there. If the range had gaps, `short` gets the number of bytes that were mapped.
+    /// Unmaps `[iova, iova + len)` by means of `call`. `call` takes the first IOVA and the length, and returns the number of bytes that
+    /// were mapped in this range. If the range had gaps, calls `short` with this number of bytes.
     ///
     /// # Errors
     /// Something may still be mapped in the range. The caller can try again. A retry that finds nothing mapped succeeds.
@@ -44,7 +45,7 @@ impl Unmaps {
                 self.note(iova, len);
                 short(done);
             }
-            // Nothing is mapped: an earlier call unmapped the range, or the caller is wrong.
+            // Nothing is mapped. Either an earlier call unmapped the range, or the range was never mapped.
             outcome if is_nothing(&outcome) => return self.nothing(iova, len),
             outcome => return Err(self.refused(iova, len, outcome)),
         }
@@ -58,8 +59,8 @@ impl Unmaps {
         Err(UnmapError::NotMapped)
     }
 
-    /// Handles a range without mappings. If an unmap of this range or of a larger range has begun, the range is done. Otherwise the caller
-    /// is wrong.
+    /// Handles a range without mappings. If an earlier unmap of this range or of a larger range has begun, it has unmapped this range, so
+    /// this succeeds. Otherwise the caller asked for a range that was never mapped.
     fn nothing(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
         let within =
             |range: &(u64, u64)| range.0 <= iova && iova - range.0 <= range.1 && range.1 - (iova - range.0) >= len;
@@ -128,7 +129,7 @@ mod tests {
         Err(io::Error::from_raw_os_error(number))
     }
 
-    /// Host whose calls have the scripted outcomes. Further calls unmap everything.
+    /// Fake host whose calls have the scripted outcomes. After the last scripted outcome, each call unmaps the whole range.
     struct Host {
         script: Script,
         unmaps: Unmaps,
@@ -187,7 +188,7 @@ mod tests {
     fn range_that_is_found_empty_by_a_retry_is_done() {
         for nothing in [Ok(0), errno(libc::ENOENT)] {
             let (mut engine, script) = rig();
-            // A DETACH must complete. A range that it cannot unmap is stuck, and the next request tries again.
+            // A DETACH must complete. If it cannot unmap a range, the range is stuck, and the next request tries to unmap the range again.
             lock(&script).extend([errno(libc::EBUSY)]);
             assert_eq!(status(&mut engine, &detach(1, 1)), Status::DevErr as u8);
             assert_eq!(engine.counters().stuck_ranges, 1);

@@ -18,10 +18,10 @@ use crate::host_memory::missing_memory;
 use crate::throttle::Throttle;
 use crate::vfio::error::VfioPciError;
 
-/// A VM has one IOMMUFD, and each of its address spaces can adopt any of its devices.
+/// Group of all mappers of the VM's one IOMMUFD. Each address space of the IOMMUFD can adopt each of its devices.
 const GROUP: MapperGroup = MapperGroup(0);
 
-/// Mapper for the devices of one host address space. It grants exactly the permissions that the caller asks for.
+/// Mapper for the devices of one host address space. The mapper grants exactly the permissions that the caller asks for.
 ///
 /// Dropping the mapper empties the address space.
 pub struct VfioMapper {
@@ -55,8 +55,7 @@ impl VfioMapper {
         })
     }
 
-    /// Excludes `ranges` (whole pages) from the IOVAs that the guest can map, because DMA to them may not reach
-    /// the host's IOMMU.
+    /// Excludes `ranges` (whole pages) from the IOVAs that the guest can map, because DMA to these ranges may not reach the host's IOMMU.
     #[must_use]
     pub fn without(mut self, ranges: &[RangeInclusive<u64>]) -> Self {
         for range in ranges {
@@ -65,7 +64,7 @@ impl VfioMapper {
         self
     }
 
-    /// Logs which limit of the host was reached, if any.
+    /// If a limit of the host was reached, logs this limit and the remedy.
     fn explain(&self, error: &io::Error) {
         let has_hint = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::ENOMEM | libc::EFAULT));
         if has_hint
@@ -94,8 +93,8 @@ fn classify(error: io::Error) -> MapError {
     }
 }
 
-/// Returns which limit of the host made the kernel refuse a mapping, and the remedy. Returns `None` if the reason
-/// is not a limit. `missing_memory` names guest memory that the host cannot supply, if there is any.
+/// Describes the limit of the host that made the kernel reject a mapping, and the remedy. Returns `None` if no limit is the reason.
+/// `missing_memory` describes guest memory that the host cannot supply, if any such memory exists.
 fn limit_reached(error: &io::Error, missing_memory: impl FnOnce() -> Option<String>) -> Option<String> {
     match error.raw_os_error()? {
         libc::ENOSPC => Some(

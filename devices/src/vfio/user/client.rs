@@ -31,7 +31,7 @@ pub(super) struct Description {
     pub(super) bars: [RegionInfo; 6],
     /// Configuration space.
     pub(super) config: RegionInfo,
-    /// Number of MSI and MSI-X vectors.
+    /// Number of MSI vectors, and number of MSI-X vectors.
     pub(super) irqs: (u32, u32),
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Client {
     abilities: Abilities,
 }
 
-/// Connects to the server that listens at `path`. Fails at once if the server's queue of connections is full.
+/// Connects to the server that listens at `path`. Fails immediately if the server's queue of connections is full.
 pub(super) fn open_socket(path: &Path) -> Result<UnixStream, VfioPciError> {
     connect_now(path).map_err(|source| VfioPciError::NoServer { path: path.to_path_buf(), source })
 }
@@ -79,7 +79,7 @@ impl Client {
         &self.name
     }
 
-    /// Returns the reason why the server is gone, if it is.
+    /// Returns the reason why the server is gone, or `None` if it is not gone.
     pub(super) fn gone(&self) -> Option<String> {
         self.connection.gone()
     }
@@ -167,7 +167,7 @@ impl Client {
         self.connection.call(Command::DmaUnmap, &wire::dma_unmap(iova, len), &[], SHORT).map(drop)
     }
 
-    /// Enables interrupts of a kind: vector n writes event n.
+    /// Enables interrupts of a kind. When vector n occurs, the server writes event n.
     pub(super) fn enable_irqs(&self, kind: u32, events: &[impl AsFd]) -> Result<(), CallError> {
         let most = usize::try_from(self.abilities.descriptors).unwrap_or(MOST_DESCRIPTORS).min(MOST_DESCRIPTORS);
         let _operation = Operation::begin();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Socket to a server, which may be broken or hostile. It carries this side's requests and their answers, and the server's own requests
-//! to read and write memory.
+//! Socket to a server, which may be broken or hostile. The socket carries Carom's requests and the server's answers. It also carries the
+//! server's requests to read and write memory, and Carom's answers.
 //!
-//! One thread reads all messages. It hands each answer to the thread that waits for it, and serves DMA_READ and DMA_WRITE itself. For
-//! these two requests, it takes no lock that a waiting thread may hold, because a server may access memory before it answers. Threads wait
-//! for a limited time.
+//! One thread reads all messages. It hands each answer to the thread that waits for it, and serves DMA_READ and DMA_WRITE itself. For these
+//! two requests, the reading thread takes no lock that a waiting thread may hold, because a server may access memory before it answers. A
+//! thread waits for an answer only for a limited time.
 //!
-//! A server is *gone* if it breaks the protocol, is silent for too long, or closes the socket. This is logged once, and all waiting
-//! threads get an error. No more messages are sent or read.
+//! A server is *gone* if it breaks the protocol, is silent for too long, or closes the socket. Carom then logs the reason once, and all
+//! waiting threads get an error. After this, Carom neither sends nor reads messages.
 //!
 //! Descriptors are only sent. Messages are read without a buffer for descriptors, so the kernel closes descriptors that a server sends.
 
@@ -37,13 +37,14 @@ use crate::sync::lock;
 /// Role of the thread that reads the messages of the device's server, and copies memory for its DMA requests.
 pub const ROLE: ThreadRole = ThreadRole { name: "vfio-user", calls: &[calls::MESSAGES] };
 
-/// Maximum time that a server may take in one [`Operation`], for all its messages. A vCPU may be waiting meanwhile, with interrupts off
-/// in its guest.
+/// Maximum total time that a server may take for all its messages in one [`Operation`]. A vCPU may wait this long, with interrupts off in
+/// the guest.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Budget of a server: the total time that it may delay other threads before the connection ends. It is 3/2 of the limit (numerator and
-/// denominator). Used time is slowly given back.
+/// Budget of a server: the total time that it may delay other threads before the connection ends. It is 3/2 of the connection's time limit
+/// (numerator and denominator). The budget slowly regains used time.
 const BUDGET: (u32, u32) = (3, 2);
-/// Divisor of the limit: an answer within 1/50 of the limit costs nothing, because a busy host may not run a server at once.
+/// Divisor of the connection's time limit. An answer within 1/50 of this limit is not charged to the budget, because a busy host may not
+/// run a server immediately.
 const FREE: u32 = 50;
 /// Maximum number of descriptors in one message.
 pub(super) const MOST_DESCRIPTORS: usize = 32;
@@ -55,7 +56,7 @@ const READ_AHEAD: usize = 16 << 10;
 pub(super) enum CallError {
     /// The server rejects the request with this error number, which may be 0.
     Refused(u32),
-    /// The server is gone. This is in the log already.
+    /// The server is gone. The reason was logged already.
     Gone,
 }
 
@@ -103,7 +104,7 @@ struct PendingRequest {
 struct Requests {
     next: u16,
     waiting: BTreeMap<u16, PendingRequest>,
-    /// Reason why the server is gone, if it is.
+    /// Reason why the server is gone, or `None` if it is not gone.
     gone: Option<String>,
 }
 
@@ -122,7 +123,7 @@ impl Calls {
             return Err(CallError::Gone);
         }
         let first = requests.next;
-        // A number is free, because this process has far fewer threads than numbers exist.
+        // Some number is always free, because each waiting thread uses one number, and this process has far fewer than 65536 threads.
         let number = (0..=u16::MAX).map(|step| first.wrapping_add(step));
         let free = number.into_iter().find(|id| !requests.waiting.contains_key(id)).ok_or(CallError::Gone)?;
         requests.next = free.wrapping_add(1);
@@ -183,7 +184,7 @@ impl Calls {
         first
     }
 
-    /// Returns the reason why the server is gone, if it is.
+    /// Returns the reason why the server is gone, or `None` if it is not gone.
     pub(super) fn gone(&self) -> Option<String> {
         lock(&self.requests).gone.clone()
     }
@@ -227,7 +228,7 @@ fn fill(input: &mut impl Read, bytes: &mut [u8]) -> Result<(), String> {
     })
 }
 
-/// Reason if the server has closed the socket, whichever call notices this.
+/// Text of the reason if the server has closed the socket. It is the same for every call that notices the closed socket.
 const CLOSED: &str = "closed the connection";
 
 /// Returns [`CLOSED`] if the error means that the server has closed the socket.
@@ -318,7 +319,7 @@ impl SharedConnection {
         }
     }
 
-    /// Sends a message with its descriptors. All of it must be sent by `deadline`.
+    /// Sends a message with its descriptors. The whole message must be sent by `deadline`.
     fn send(&self, message: &[u8], descriptors: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<()> {
         let _turn = self.turn(deadline)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
@@ -348,14 +349,14 @@ impl SharedConnection {
 pub(super) struct Connection {
     shared: Arc<SharedConnection>,
     reader: Option<JoinHandle<()>>,
-    /// The reader holds a reference, too. This reference is dropped after the reader has ended. So the reader never drops the target, which
-    /// would need system calls that its role does not allow.
+    /// The reading thread also holds a reference. The reference in this field is dropped after the reading thread has ended. So the reading
+    /// thread never drops the target, which would need system calls that its role does not allow.
     _dma: Arc<dyn DmaTarget>,
 }
 
 impl Connection {
-    /// Creates a connection over `socket`, which must be blocking. `name` is the device's name in logs. The server may take `limit` for
-    /// all answers of an operation.
+    /// Creates a connection over `socket`, which must be blocking. `name` is the device's name in logs. `limit` is the maximum total time
+    /// that the server may take for all answers of an operation.
     pub(super) fn new(name: &str, socket: UnixStream, dma: Arc<dyn DmaTarget>, limit: Duration) -> io::Result<Self> {
         let shared = Arc::new(SharedConnection {
             peer: Peer::new_server(),
@@ -440,7 +441,7 @@ impl Connection {
         self.shared.give_up(reason);
     }
 
-    /// Returns the reason why the server is gone, if it is.
+    /// Returns the reason why the server is gone, or `None` if it is not gone.
     pub(super) fn gone(&self) -> Option<String> {
         self.shared.calls.gone()
     }
@@ -448,7 +449,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // This is not logged, because this side ends the connection.
+        // Do not log this reason, because Carom itself ends the connection.
         self.shared.calls.give_up("was disconnected");
         let _ = self.shared.socket.shutdown(Shutdown::Both);
         if let Some(reader) = self.reader.take()

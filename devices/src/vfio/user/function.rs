@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A server's device as a host function, so that the PCI front end for VFIO serves it, too.
+//! A server's device as a host function. So the PCI front end for VFIO also serves this device.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -21,8 +21,8 @@ use crate::vfio::function::{ConfigAccess, HostFunction, IrqKind, Region};
 use crate::vfio::space::Attachable;
 use crate::vfio::space::DmaSpace;
 
-/// Device behind a client. A read that the server rejects gives all ones. A write that it rejects does nothing. Once
-/// the server is gone, all accesses end in the same way, without another line in the log.
+/// Server's device, accessed through a [`Client`]. If the server rejects a read, the data is all ones. If the server rejects a write,
+/// nothing happens. The same applies to all accesses after the server is gone, and these accesses are not logged.
 pub(super) struct UserFunction {
     client: Arc<Client>,
     description: Description,
@@ -103,7 +103,7 @@ impl HostFunction for UserFunction {
             // libvfio-user, the usual library of servers, signals INTx as an edge and cannot mask it. A
             // level-triggered line needs a source that can be masked.
             IrqKind::Intx => 0,
-            // A server takes a device away by ending its connection. It is not trusted to stop the VM.
+            // The server sends neither notice. It can take its device away by ending the connection, and it is not trusted to stop the VM.
             IrqKind::Error | IrqKind::Request => 0,
         }
     }
@@ -113,7 +113,7 @@ impl HostFunction for UserFunction {
         let events: Vec<BorrowedFd<'_>> = events.into_iter().map(borrow).collect();
         let outcome = self.client.enable_irqs(index, &events);
         if let Err(CallError::Refused(_)) = outcome {
-            // Some of the interrupts may be enabled.
+            // Disable all interrupts of this kind, because the server may have enabled some of them.
             self.note("disable interrupts", self.client.disable_irqs(index));
         }
         unless_gone(outcome)
@@ -127,8 +127,8 @@ impl HostFunction for UserFunction {
         unless_gone(self.client.disable_irqs(irq_index(kind)?))
     }
 
-    /// Ends the connection if the server does not reset the device, because the device's state would reach the next
-    /// guest.
+    /// If the server rejects the reset of the device, ends the connection. Otherwise the next guest would get the state that the device has
+    /// now.
     fn reset(&self) -> io::Result<bool> {
         if !self.description.resets {
             return Ok(false);
@@ -144,7 +144,7 @@ impl HostFunction for UserFunction {
     }
 }
 
-/// Ignores the failure if the server is gone, because the loss of the server was reported already.
+/// Ignores the failure of a request if the server is gone, because the loss of the server was reported already.
 fn unless_gone(outcome: Result<(), CallError>) -> io::Result<()> {
     match outcome {
         Ok(()) | Err(CallError::Gone) => Ok(()),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Server that sends any bytes, for a fuzzer and for replaying its findings.
+//! Server that sends arbitrary bytes, for a fuzzer and for replaying the fuzzer's findings.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use super::wire::{self, ACCESS, Command, HEADER, Header, Kind};
 use crate::dma::{Backing, DmaTable, fault_relay};
 use crate::ram::Ram;
 
-/// Requests that wait for answers. Their numbers are 0, 1 and so on.
+/// Requests that wait for answers. The requests have the numbers 0, 1 and so on.
 const QUESTIONS: [Command; 8] = [
     Command::Version,
     Command::DeviceInfo,
@@ -33,10 +33,10 @@ const WRITE: u64 = 0x20_0000;
 /// Fill byte of each page of RAM.
 const FILL: [u8; 4] = [0xa0, 0xa1, 0xa2, 0xa3];
 
-/// Takes messages of a server (answers and requests), and checks that they have no forbidden effect.
+/// Receives messages of a server (answers and requests), and checks that these messages have no forbidden effect.
 ///
 /// # Panics
-/// If they have a forbidden effect.
+/// If a message has a forbidden effect, such as a write to read-only RAM.
 pub fn server(mut data: &[u8]) {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x4000)]).expect("there is memory"));
     for (page, byte) in (0u64..).zip(FILL) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Bus mastering: a server may access memory only while the guest's driver allows the device to do DMA.
+//! Bus mastering of a server's device. The server may access memory only while the guest's driver has enabled bus mastering.
 
 use std::sync::{Arc, RwLock};
 
@@ -20,13 +20,13 @@ pub(super) struct Mastering {
 }
 
 impl Mastering {
-    /// Creates the gate to `table`, with bus mastering off as at power-on.
+    /// Creates access to the memory of `table`, with bus mastering off as at power-on.
     pub(super) fn new(table: Arc<DmaTable>) -> Self {
         Self { table, is_on: RwLock::new(false), throttle: Throttle::default() }
     }
 
-    /// Updates bus mastering before the guest, or a reset, writes `data` at `offset` of configuration space.
-    /// If the write turns bus mastering off, no access of the server is in progress when this returns, and none can begin.
+    /// Updates bus mastering before the guest, or a reset, writes `data` at `offset` of configuration space. If the write turns bus
+    /// mastering off, no access of the server is in progress when this function returns, and no access can begin.
     pub(super) fn follow(&self, offset: u16, data: &[u8]) {
         let low = regs::COMMAND.checked_sub(offset).and_then(|at| data.get(usize::from(at)));
         if let Some(low) = low {

@@ -57,11 +57,11 @@ pub struct UserServer {
 }
 
 impl UserServer {
-    /// Connects to the server that listens at `socket`. Rejected accesses of its device are reported to `faults`, as faults of
-    /// the endpoint. If there is no virtual IOMMU, they are logged.
+    /// Connects to the server that listens at `socket`. Rejected accesses of the server's device are reported to `faults`, as faults of the
+    /// endpoint. If `faults` is `None`, because the device has no virtual IOMMU, rejected accesses are logged.
     ///
     /// # Errors
-    /// There is no server, or it does not speak the protocol.
+    /// No server listens at `socket`, or the server does not speak the protocol.
     pub fn connect(
         socket: &Path,
         ram: Arc<Ram>,
@@ -85,7 +85,7 @@ impl UserServer {
     /// Gives the server all guest RAM for reading and writing, with IOVA equal to GPA. A device without a virtual IOMMU needs this.
     ///
     /// # Errors
-    /// Guest RAM is not backed by a file, or is backed by reserved huge pages, or the server rejects it.
+    /// Guest RAM is not backed by a file, or is backed by reserved huge pages, or the server rejects the RAM.
     pub fn share_ram(&self) -> Result<(), VfioPciError> {
         self.ram.iter().try_for_each(|region| self.share(region))
     }
@@ -93,7 +93,7 @@ impl UserServer {
     /// Gives the server one region of guest RAM, such as a hotplugged region.
     ///
     /// # Errors
-    /// The region is not backed by a file, or is backed by reserved huge pages, or the server rejects it. The server then gets no
+    /// The region is not backed by a file, or is backed by reserved huge pages, or the server rejects the region. The server then gets no
     /// access to the region.
     pub fn share(&self, region: &RamRegion) -> Result<(), VfioPciError> {
         let fail = |source| VfioPciError::Host {
@@ -139,7 +139,7 @@ impl UserServer {
         UserMapper::new(self.client.clone(), self.table.clone())
     }
 
-    /// Exposes the server's device as a function of the guest, and resets the device. `id` is its name in logs and the API.
+    /// Exposes the server's device as a function of the guest, and resets the device. `id` is the device's name in logs and the API.
     ///
     /// # Errors
     /// The device is not a PCI endpoint that can be passed through, or cannot be reset.
@@ -161,8 +161,8 @@ impl UserServer {
     }
 }
 
-/// True if a file's memory comes from the host's reserve of huge pages. A process that can write such a file can free its pages
-/// and take them for itself. This process ends if it then accesses such a page.
+/// True if a file's memory comes from the host's reserve of huge pages. Any process that can write such a file can free the file's pages
+/// and use these pages itself. If Carom then accesses a freed page, Carom ends.
 fn is_of_reserved_pages(file: &File) -> io::Result<bool> {
     Ok(fstatfs(file)?.f_type == HUGETLBFS)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Server for tests. It follows the protocol except where a test's rule says otherwise.
+//! Server for tests. The server follows the protocol, except where the [`Rule`] of a test breaks it.
 
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -76,7 +76,7 @@ impl Server {
         Self::start(Box::new(|_, _| None))
     }
 
-    /// Starts a server that does `instead` at each request of this kind.
+    /// Starts a server that does `instead` for each request with this command.
     pub(super) fn that(command: Command, instead: impl Fn() -> Instead + Send + 'static) -> (Self, UnixStream) {
         Self::start(Box::new(move |header, _| (header.command == command.number()).then(&instead)))
     }
@@ -88,7 +88,7 @@ impl Server {
 
     /// Sends any bytes.
     pub(super) fn send(&self, bytes: &[u8]) {
-        // The client may be gone. The test notices this elsewhere.
+        // Ignore an error. The client may be gone, and the test notices this elsewhere.
         let _ = (&self.socket).write_all(bytes);
     }
 

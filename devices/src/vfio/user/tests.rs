@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Client, device and mapper with servers that follow the protocol and servers that break it.
+//! Tests of the client, the device and the mapper, with servers that follow the protocol and servers that break it.
 
 mod device;
 mod mapping;
@@ -28,7 +28,7 @@ const CHUNK: u64 = 4096;
 const ENDPOINT: u32 = 0x18;
 /// Time limit for servers that are expected to exceed it.
 const LIMIT: Duration = Duration::from_secs(1);
-/// Time limit for servers that answer: longer than a busy machine keeps a thread waiting.
+/// Time limit for servers that answer. It is longer than a busy machine delays a thread.
 const AMPLE: Duration = Duration::from_secs(60);
 
 /// Memory without any accessible byte.

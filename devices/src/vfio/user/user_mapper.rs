@@ -2,12 +2,12 @@
 
 //! I/O address space of a server's device behind virtio-iommu.
 //!
-//! A server that has a descriptor of guest RAM can access all of it, whatever the guest maps. So mapped RAM is announced without a
-//! descriptor. The server reads and writes it by messages, which this side checks. A chunk of a window has its own file, and its
-//! descriptor goes to the server. A descriptor cannot be taken back, so no other endpoint gets the chunk afterwards.
+//! A server that has a descriptor of guest RAM can access all RAM in the file, whatever the guest maps. So Carom announces mapped RAM
+//! without a descriptor. The server reads and writes this RAM by messages, which Carom checks. A chunk of a window has its own file, and
+//! Carom sends the file's descriptor to the server. A descriptor cannot be taken back, so no other endpoint gets the chunk afterwards.
 //!
-//! Memory of devices is announced without a descriptor, too. If the memory is a file that is mapped into the guest, the server can read
-//! and write it by messages. For a message that accesses registers, the server gets an error, and the guest gets a fault.
+//! Carom also announces memory of devices without a descriptor. If the memory is a file that is mapped into the guest, the server can read
+//! and write the memory by messages. If a message accesses device registers, the server gets an error, and the guest gets a fault.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -26,13 +26,13 @@ use crate::windows::WindowMemory;
 /// Last IOVA that can be mapped: 48 bits, as in the page tables of most IOMMUs. Servers report no limit.
 const LAST_IOVA: u64 = (1 << 48) - 1;
 
-/// Mapper for the device of one server. It grants exactly the permissions that the caller asks for.
+/// Mapper for the device of one server. The mapper grants exactly the permissions that the caller asks for.
 ///
-/// An UNMAP always succeeds: accesses to the range are rejected from then on, whatever the server answers. If a server rejects the
-/// UNMAP, the connection to it ends. When a server is gone, mappings are only kept in the table. The other devices of the domain
-/// continue.
+/// An UNMAP of whole mappings succeeds whatever the server answers, because Carom rejects all later accesses to the range. If a server
+/// rejects DMA_UNMAP, Carom ends the connection to this server. When a server is gone, mappings are only kept in the table. The other
+/// devices of the domain continue.
 pub struct UserMapper {
-    /// This is the first field, so that the table is cleared while the client exists.
+    /// The table is the first field. So the table is cleared before the client is dropped.
     table: MapperTable,
     client: Arc<Client>,
 }
@@ -81,7 +81,7 @@ impl DmaMapper for UserMapper {
             return Ok(());
         }
         self.announce(iova, len, memory, permissions).inspect_err(|_| {
-            // Ignore the result, because the entry was inserted above.
+            // Ignore the result. The removal cannot fail, because the entry was inserted above.
             let _ = self.table.remove(iova, len, |_, _| {});
         })
     }
@@ -91,7 +91,7 @@ impl DmaMapper for UserMapper {
         self.table.remove(iova, len, |iova, len| removed.push((iova, len)))?;
         let _operation = Operation::begin();
         for (iova, len) in removed {
-            // Each DMA_UNMAP is for exactly one DMA_MAP.
+            // Each DMA_UNMAP must undo exactly one DMA_MAP.
             if let Err(error @ CallError::Refused(_)) = self.client.unmap(iova, len) {
                 self.client.give_up(&format!("rejects DMA_UNMAP ({error})"));
             }
@@ -99,8 +99,8 @@ impl DmaMapper for UserMapper {
         Ok(())
     }
 
-    /// Returns false. The server's messages go through the table, which refers to the chunk's address in this process. While the
-    /// guest does not see the chunk, other memory is at that address.
+    /// Returns false. The server's messages go through the table, which refers to the chunk's address in this process. While the guest does
+    /// not see the chunk, other memory is mapped at this address.
     fn keeps_page_tables(&self) -> bool {
         false
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::wire::{self, MOST_DATA};
 
-/// Version of the protocol that this side speaks.
+/// Version of the protocol that Carom speaks.
 const MAJOR: u16 = 0;
 const MINOR: u16 = 1;
 /// Smallest page that is mapped, even if the server supports smaller pages.
@@ -14,7 +14,7 @@ const PAGE: u64 = 4096;
 /// Widest access of a vCPU, in bytes.
 const WIDEST_ACCESS: u64 = 8;
 
-/// Limits of one side that matter to Carom. A missing field has the specification's default.
+/// Limits that one side reports, as far as Carom uses them. A missing field has the specification's default.
 #[derive(Serialize, Deserialize)]
 #[serde(default)]
 struct Capabilities {
@@ -39,22 +39,22 @@ struct Data {
 /// Capabilities of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Abilities {
-    /// Maximum number of descriptors that it accepts in one message, at least 1.
+    /// Maximum number of descriptors that the server accepts in one message, at least 1.
     pub(super) descriptors: u32,
-    /// Maximum number of mappings that it accepts.
+    /// Maximum number of mappings that the server accepts.
     pub(super) mappings: u32,
-    /// Size of its smallest page in bytes, a power of two, at least 4096.
+    /// Size of the server's smallest page in bytes, a power of two, at least 4096.
     pub(super) granule: u64,
 }
 
-/// Returns the request, with this side's version and limits.
+/// Returns the VERSION request, with Carom's version and limits.
 pub(super) fn proposal() -> Vec<u8> {
     // None of the fields can fail to be serialized.
     let data = serde_json::to_string(&Data::default()).unwrap_or_default();
     wire::version(MAJOR, MINOR, &data)
 }
 
-/// Parses the answer, with the server's version and limits. The error describes the fault.
+/// Parses the answer to VERSION, with the server's version and limits. The error describes the fault.
 pub(super) fn parse(answer: &[u8]) -> Result<Abilities, String> {
     let (major, minor, text) = wire::parse_version(answer).ok_or("answers VERSION with an invalid message")?;
     if major != MAJOR || minor > MINOR {
@@ -72,7 +72,7 @@ pub(super) fn parse(answer: &[u8]) -> Result<Abilities, String> {
     if max_data_xfer_size < WIDEST_ACCESS {
         return Err(format!("accepts no access of {WIDEST_ACCESS} bytes (max_data_xfer_size is {max_data_xfer_size})"));
     }
-    // Any multiple of the smallest page can be mapped. The server chooses larger pages by itself.
+    // Any multiple of the smallest page can be mapped. The server uses larger pages where it can.
     let smallest = pgsizes & pgsizes.wrapping_neg();
     if smallest == 0 {
         return Err("maps no pages of any size (pgsizes is 0)".into());

@@ -7,7 +7,7 @@
 
 /// Size of the header of every message, in bytes.
 pub(super) const HEADER: usize = 16;
-/// Maximum number of bytes that one message may read or write. VERSION reports it to the server.
+/// Maximum number of bytes that one message may read or write. Carom reports this limit to the server in VERSION.
 pub(super) const MOST_DATA: usize = 1 << 20;
 /// Size of the part before the data in a message that reads or writes, in bytes.
 pub(super) const ACCESS: usize = 16;
@@ -41,7 +41,7 @@ pub(super) enum Command {
 }
 
 impl Command {
-    /// Returns its number.
+    /// Returns the number of the command.
     pub(super) fn number(self) -> u16 {
         match self {
             Self::Version => 1,
@@ -59,7 +59,7 @@ impl Command {
         }
     }
 
-    /// Returns its name in the specification.
+    /// Returns the name of the command in the specification.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Version => "VERSION",
@@ -238,9 +238,9 @@ pub(super) fn device_info() -> Vec<u8> {
 /// Description of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeviceInfo {
-    /// True if it can be reset.
+    /// True if the device can be reset.
     pub(super) resets: bool,
-    /// True if it is a PCI device.
+    /// True if the device is a PCI device.
     pub(super) pci: bool,
     /// Number of regions.
     pub(super) regions: u32,
@@ -264,9 +264,9 @@ pub(super) fn region_info(index: u32) -> Vec<u8> {
 /// Description of a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RegionInfo {
-    /// True if it can be read.
+    /// True if the region can be read.
     pub(super) readable: bool,
-    /// True if it can be written.
+    /// True if the region can be written.
     pub(super) writable: bool,
     /// Size in bytes.
     pub(super) size: u64,

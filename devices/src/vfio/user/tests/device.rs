@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A server's device as the guest sees it.
+//! Tests of a server's device, with the accesses that a guest makes.
 
 use std::fs::File;
 use std::io::Read;
@@ -56,7 +56,7 @@ fn vfio_front_end_serves_a_vfio_user_device() {
     assert_eq!(irqs[0].payload, wire::enable_irqs(wire::MSI_IRQS, 0, 1));
     let vectors = msi.0.lock().unwrap()[0].clone();
     assert_eq!(vectors.routes.lock().unwrap()[0], Some(MsiMessage { address: 0xfee0_0000, data: 0x31 }));
-    // A write of the server to the event arrives.
+    // The descriptor that the server got is an event, so a written value can be read back.
     let event = File::from(irqs[0].descriptors[0].try_clone().unwrap());
     event
         .write_at(&1u64.to_ne_bytes(), 0)

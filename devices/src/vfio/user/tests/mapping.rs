@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory that a server can access, and the mapping messages that it gets.
+//! Tests of the memory that a server can access, and of the mapping messages that the server gets.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -174,7 +174,7 @@ fn chunks_carry_their_own_descriptors_and_permissions() {
     assert_eq!(bytes, [0x22, 0x11]);
     assert!(read.write_at(&[1], 0).is_err());
     assert!(vm_memory::MmapRegion::<()>::from_file(FileOffset::new(read, 0), 4096).is_err(), "mapped for writing");
-    // By messages, the server can access all chunks with their permissions.
+    // With DMA_READ and DMA_WRITE, the server can access all chunks, as the permissions of their mappings allow.
     assert_eq!(rig.read(0xffe, 4), Some(vec![0; 4]));
     assert!(rig.write(0x2000, &[3; 4]) && !rig.write(0x1000, &[3; 4]));
     assert_eq!(rig.read(0x2000, 4), None);
@@ -190,8 +190,9 @@ fn chunks_carry_their_own_descriptors_and_permissions() {
     assert_eq!(store.memory(again).unwrap().read_obj::<u64>(0).unwrap(), 0, "the next chunk has no previous user");
 }
 
-/// If devices may only write a chunk, no server gets its descriptor. So the chunk's memory is kept for the next driver. Two facts keep a
-/// server away from the chunk: after a reset the device is not a bus master, and later nothing is mapped.
+/// If devices may only write a chunk, no server gets its descriptor, so the next driver may get the chunk's memory. After a reset, the
+/// server cannot access the chunk, because the device is not a bus master. Later, the server cannot access the chunk, because it is not
+/// mapped.
 #[test]
 fn chunk_written_before_reset_reads_zero_for_next_driver() {
     let (server, socket) = Server::good();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Client with servers that follow the protocol and servers that break it.
+//! Tests of the client, with servers that follow the protocol and servers that break it.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -50,7 +50,8 @@ fn missing_server_is_a_user_error() {
     let path = dir.path().join("none");
     let error = open_socket(&path).unwrap_err();
     assert!(error.is_user_error() && error.to_string().contains("start the vfio-user server first"), "{error}");
-    // A server that listens but accepts no connection is noticed by its silence, even if many clients wait already.
+    // The client notices that a server accepts no connection, because the server does not answer. A client also gets an error if the queue
+    // of waiting clients is full.
     let path = dir.path().join("full");
     let _listener = UnixListener::bind(&path).unwrap();
     let mut waiting = Vec::new();
@@ -94,7 +95,7 @@ fn server_that_breaks_the_protocol_is_gone() {
         (vec![1, 0, 9, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], "message of 3 bytes"),
         (vec![1, 0, 9, 0, 255, 255, 255, 255, 1, 0, 0, 0, 0, 0, 0, 0], "message of 4294967295 bytes"),
         (vec![1, 0, 9, 0, 16, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0], "type 9"),
-        // Answers of the right size that do not match the request.
+        // These answers have the right size, but do not match the request.
         (
             header(1, read, reply, 20).into_iter().chain([0x55; 20]).collect(),
             "answers REGION_READ with an invalid message",
@@ -122,7 +123,7 @@ fn silence_and_death_end_every_wait() {
     for (instead, threads, part) in [
         ((|| Instead::Silence) as fn() -> Instead, 4, "has not answered REGION_READ for 1 s"),
         (|| Instead::Close, 4, "closed the connection"),
-        // A part of an answer.
+        // The server sends only a part of an answer.
         (|| Instead::Bytes(vec![1, 0, 9, 0, 36]), 1, "has not answered"),
     ] {
         let is_noticed = || {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Servers that answer each request in time, but delay the VM too much in total.
+//! Tests of servers that answer each request in time, but delay the VM too much in total.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -125,7 +125,7 @@ fn slowly_read_answer_does_not_block_other_threads() {
                 thread::sleep(LIMIT / 10);
             }
         });
-        // The client is in the middle of its answer.
+        // The client has sent only a part of its answer now.
         thread::sleep(LIMIT / 5);
         let start = Instant::now();
         assert!(connection.call(Command::Reset, &[], &[], 0).is_err());
