@@ -20,8 +20,8 @@ fn ram() -> Arc<Ram> {
     Arc::new(Ram::from_ranges(&[(GuestAddress(0), len)]).expect("memory"))
 }
 
-/// Creates the memory of a device behind the virtio-iommu. It has `mappings` mappings of one page each. Every second page of the IOVA space
-/// is mapped.
+/// Creates the memory of a device behind the virtio-iommu. The device has `mappings` mappings of one page each, at every second page of its
+/// IOVA space.
 fn mapped(mappings: u64) -> DeviceMemory {
     let table = DmaTable::new("bench", ram(), None);
     for number in 0..mappings {

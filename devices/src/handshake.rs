@@ -15,7 +15,7 @@ pub enum Order {
     Run,
     /// Wait for another order.
     Pause,
-    /// End. Orders after this one have no effect.
+    /// End. Later orders have no effect.
     Stop,
 }
 
@@ -80,8 +80,8 @@ impl Handshake {
         }
     }
 
-    /// Called by the thread. Waits while the order is to pause. Returns false if the order is to stop. Calls `settle` before it pauses
-    /// or stops.
+    /// Called by the thread. Waits while the order is to pause. Returns true if the order is to run, and false if the order is to stop.
+    /// Calls `settle` before it pauses the thread or returns false.
     pub fn wait_to_run(&self, settle: impl FnOnce()) -> bool {
         let mut state = lock(&self.state);
         if state.order != Order::Run {
@@ -105,14 +105,14 @@ impl Handshake {
         }
     }
 
-    /// Called by the thread. Waits for `time` under any order. A new order ends the wait.
+    /// Called by the thread. Waits for `time`, whatever the order is. A new order ends the wait.
     pub fn wait_for_time(&self, time: Duration) {
         let state = lock(&self.state);
         let order = state.order;
         drop(self.changed.wait_timeout_while(state, time, |state| state.order == order));
     }
 
-    /// Called by the thread when it ends. Ends all waits for the thread.
+    /// Called by the thread when it ends. Ends the waits of other threads for this thread.
     pub fn end(&self) {
         lock(&self.state).ended = true;
         self.changed.notify_all();

@@ -61,13 +61,14 @@ impl ListeningSocket {
     /// Creates a socket at `path` that only this user can connect to. Replaces a stale socket.
     ///
     /// # Errors
-    /// A process serves a socket at `path`, another kind of file is there, or the host cannot create the socket.
+    /// A process serves a socket at `path`, `path` is another kind of file, or the host cannot create the socket.
     pub fn bind(path: &Path) -> io::Result<Self> {
         Self::bind_for(path, Clients::Owner)
     }
 
     fn bind_for(path: &Path, clients: Clients) -> io::Result<Self> {
-        // If two processes start at once, both could find a stale socket and replace each other's new socket. The lock prevents this.
+        // If two processes start at the same time, both could find a stale socket and replace each other's new socket. The lock prevents
+        // this.
         let _lock = StartLock::take(path, TIMEOUT)?;
         remove_stale(path)?;
         let listener = match clients {
@@ -125,7 +126,7 @@ impl Drop for ListeningSocket {
     fn drop(&mut self) {
         let Some((path, made)) = &self.file else { return };
         lock(&OWN).retain(|own| own != made);
-        // Keep the file if another process has replaced it meanwhile.
+        // Keep the file if another process has replaced it since this process created it.
         if identity(path).is_ok_and(|now| now == *made)
             && let Err(error) = fs::remove_file(path)
         {
@@ -150,8 +151,8 @@ impl StartLock {
         let deadline = Instant::now() + timeout;
         loop {
             let mut options = File::options();
-            // Another user of the directory may have put a link or a FIFO there. The flags prevent following the link and waiting for
-            // the FIFO.
+            // Another user of the directory may have put a link or a FIFO at this path. The flags prevent following the link and waiting
+            // for the FIFO.
             let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
             let options = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
             let file = options.open(&path)?;

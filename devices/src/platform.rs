@@ -41,7 +41,7 @@ pub enum Space {
 pub trait AddressSpace: Send + Sync {
     /// Claims `[base, base + len)` for `device`. Fails if the range is empty, wraps, or overlaps a claimed range.
     fn insert(&self, space: Space, base: u64, len: u64, device: Arc<dyn BusDevice>) -> io::Result<()>;
-    /// Releases the claimed range that starts at `base`. Does nothing if no range starts there.
+    /// Releases the claimed range that starts at `base`. Does nothing if no range starts at `base`.
     fn remove(&self, space: Space, base: u64);
 }
 
@@ -109,7 +109,7 @@ pub trait MsiVectors: Send + Sync {
 
 /// Allocates interrupt vectors.
 pub trait MsiAllocator: Send + Sync {
-    /// Allocates `count` vectors, all unrouted. They are freed when the last reference is dropped.
+    /// Allocates `count` vectors, all unrouted. The vectors are freed when the last reference is dropped.
     fn allocate(&self, count: u16) -> io::Result<Arc<dyn MsiVectors>>;
 }
 

@@ -37,7 +37,7 @@ pub enum RamError {
 
 /// All RAM of a guest, by guest-physical address.
 ///
-/// While other threads use the RAM, regions can be added after the existing ones, and the last region can be withdrawn. All regions,
+/// While other threads use the RAM, new regions can be added after the existing regions, and the last region can be withdrawn. All regions,
 /// even withdrawn ones, stay mapped as long as the RAM exists. So a thread may keep a region that it has found. A look-up takes O(log n)
 /// time and no lock.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub struct Ram {
     changing: Mutex<()>,
 }
 
-/// All regions that have occupied one place, one after the other. At most one of them is not withdrawn.
+/// All regions that have occupied one place, one after the other. At most one of these regions is not withdrawn.
 type Place = OnceLock<Tenant>;
 
 /// A region, and the region that follows it in the same place.
@@ -114,10 +114,11 @@ impl Ram {
         lock(&self.names).push(name);
     }
 
-    /// Adds a region after the existing ones.
+    /// Adds a region after the existing regions.
     ///
     /// # Errors
-    /// The region does not begin after the existing ones, or there is no place for it. Nothing has changed then.
+    /// The region does not begin after the existing regions, or the RAM already has its maximum number of regions. Nothing has changed
+    /// then.
     pub fn add(&self, region: RamRegion) -> Result<(), RamError> {
         let _changing = lock(&self.changing);
         let place = self.free_place(region.start_addr())?;

@@ -4,9 +4,9 @@
 //!
 //! A bucket holds tokens, one per byte or per request, and regains them at a fixed rate until it is full. A request passes if at least one
 //! token is left. It then takes one token, or as many tokens as it has bytes. If too few tokens are left, the bucket goes into debt, and
-//! all further requests wait until the debt is paid. This has three advantages:
+//! all further requests wait until the debt is paid. This scheme has three advantages:
 //!
-//! - A request that is larger than the bucket passes, too.
+//! - A request that is larger than the bucket also passes.
 //! - The average rate is exact.
 //! - Small requests cannot block a large request for ever.
 //!

@@ -21,8 +21,8 @@ pub(crate) fn write_lock<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T>
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Number of attempts of [`lock_soon`]. All attempts together take a few microseconds. This is several times longer than the engine needs
-/// for a request without a call to the host.
+/// Number of attempts of [`lock_soon`]. All attempts together take a few microseconds. This time is several times longer than the engine
+/// needs for a request without a call to the host.
 const TRIES: usize = 100;
 
 /// Like [`lock`], for a thread that must not sleep. Returns `None` if another thread holds `mutex` for some microseconds.

@@ -49,8 +49,8 @@ pub type Numbers = BTreeSet<u32>;
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
-    /// Number of processors that the VM should have. They are the processors with the lowest numbers. Other present processors stay
-    /// until the guest releases them.
+    /// Number of processors that the VM should have. These are the processors with the lowest numbers. Other present processors stay until
+    /// the guest releases them.
     wanted: u32,
     present: Numbers,
     /// Added processors that the guest has not read about yet.
@@ -103,7 +103,7 @@ impl CpuHotplug {
     /// Returns a processor below `wanted` that prevents a change to `wanted` processors, if there is one. There are two cases:
     ///
     /// - The processor has left, and [`take_gone`](Self::take_gone) has not returned it yet.
-    /// - The guest has read the request to release the processor, and has not answered. It may release the processor at any time.
+    /// - The guest has read the request to release the processor, and has not answered. The guest may release the processor at any time.
     pub fn in_the_way(&self, wanted: u32) -> Option<u32> {
         lock(&self.inner).in_the_way(wanted)
     }
@@ -324,7 +324,7 @@ mod tests {
         rig.write(EJECT, 3);
         assert_eq!((rig.present(), rig.left.load(Ordering::Relaxed)), (vec![0, 1, 2], 1));
         assert_eq!((rig.registers.take_gone(), rig.registers.take_gone()), (Numbers::from([3]), Numbers::new()));
-        // After the processor has come back, the guest cannot eject it without a new request.
+        // After the processor was added again, the guest cannot release it without a new request.
         rig.write(EJECT, 2);
         rig.registers.take_gone();
         rig.registers.want(4).unwrap();

@@ -75,7 +75,7 @@ impl Slot {
         self.sizes.store(writable << 32 | readable, Ordering::Relaxed);
     }
 
-    /// Adds bits to the outcome. Only one thread may do this at a time.
+    /// Adds bits to the outcome. Only one thread may call this function at a time.
     fn add(&self, bits: u64) {
         self.outcome.store(self.outcome.load(Ordering::Relaxed) | bits, Ordering::Relaxed);
     }

@@ -57,7 +57,7 @@ impl FaultSender {
     }
 }
 
-/// Receiving end of the queue. It keeps the faults until the virtio-iommu exists and [`Self::spawn`] is called.
+/// Receiving end of the queue. The queue keeps faults until the virtio-iommu exists and [`Self::spawn`] is called.
 pub struct FaultRelay {
     queue: Receiver<Stopped>,
     lost: Arc<AtomicU64>,

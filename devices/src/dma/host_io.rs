@@ -21,7 +21,7 @@ pub const IO_DEADLINE: Duration = Duration::from_secs(5);
 /// because such I/O ends immediately.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// Memory ranges of an operation in this process. Most operations have only one.
+/// Memory ranges of an operation in this process. Most operations have only one range.
 pub(super) type HostRanges = SmallVec<[HostRange; 2]>;
 
 /// First and last IOVA of each part of an operation.

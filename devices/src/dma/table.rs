@@ -30,7 +30,7 @@ pub enum Backing {
     Chunk(u32),
     /// Guest-visible memory of a device.
     Device {
-        /// Address of the device's range in this process. It identifies the range.
+        /// Address of the device's range in this process. The address identifies the range.
         range: usize,
         /// Offset in the range in bytes.
         offset: usize,
@@ -466,7 +466,7 @@ impl DmaTable {
                         .push(HostRange { address: slice.ptr_guard().as_ptr().expose_provenance(), len: slice.len() });
                     done += slice.len();
                 }
-                // This cannot overflow: the loop has just found the last byte.
+                // The sum cannot overflow, because the loop above has found memory for the last byte.
                 noted.push((*iova, iova + (*len as u64 - 1)));
             }
             Ok(())

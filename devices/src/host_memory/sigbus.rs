@@ -6,7 +6,7 @@
 //! guest memory never returns from the handler, because it would continue with bytes that the guest never wrote. The handler leaves a note
 //! with `is_stuck`. The thread that takes this note ends the process, and reports the reason.
 //!
-//! In two cases SIGBUS interrupts no access of the thread itself, and the handler returns:
+//! In two cases, SIGBUS reports a lost page that the thread itself does not access. In these cases the handler returns:
 //!
 //! - a memory error in a page that no thread has read yet (`BUS_MCEERR_AO`)
 //! - a memory error that the kernel found during a system call of the thread, such as `KVM_RUN`
@@ -26,8 +26,8 @@ use super::regions::{TEXT_BYTES, find_in_signal};
 use super::wake;
 use crate::crash::write_report;
 
-/// Codes of the signal (`asm-generic/siginfo.h`): missing page, memory error that must be handled (action required), and memory error that
-/// may be handled (action optional).
+/// Codes of SIGBUS (`asm-generic/siginfo.h`). `BUS_ADRERR` reports a missing page. `BUS_MCEERR_AR` reports a memory error in an accessed
+/// page (action required). `BUS_MCEERR_AO` reports a memory error that no access has hit (action optional).
 const BUS_ADRERR: c_int = 2;
 const BUS_MCEERR_AR: c_int = 4;
 const BUS_MCEERR_AO: c_int = 5;

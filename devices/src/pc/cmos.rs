@@ -3,7 +3,7 @@
 //! CMOS of the PC: a clock (Motorola MC146818) with 128 bytes of memory. Two ports give access to one byte at a time. Firmware reads the
 //! time and the amount of RAM from the CMOS. The amount of RAM is in the same bytes as on other PCs.
 //!
-//! The clock shows the host's time in UTC. It has no alarms and no interrupts. It ignores the guest's writes for two reasons:
+//! The clock shows the host's time in UTC. It has no alarms and no interrupts. The clock ignores the guest's writes for two reasons:
 //!
 //! - A guest must not set a wrong time for its next boot.
 //! - At each boot, firmware sets the clock to the time that it has just read. If the clock accepted the write, each boot would lose a

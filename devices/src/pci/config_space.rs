@@ -107,7 +107,7 @@ impl ConfigSpace {
     /// Adds a base address register. The command bit that enables its decoding becomes writable.
     ///
     /// # Panics
-    /// If the register is taken, or the size is too small or not a power of two. Only a bug of the device's code causes this.
+    /// If the register is already in use, or the size is too small or not a power of two. Only a bug of the device's code causes this.
     pub fn add_bar(&mut self, bar: Bar) {
         let minimum = if bar.kind == BarKind::Io { 4 } else { 16 };
         let last = bar.index + u8::from(bar.kind.is_64bit());

@@ -78,8 +78,8 @@ pub trait PciDevice: Send + Sync {
             "host devices and devices of other processes cannot save their state; remove the device first",
         ))
     }
-    /// Restores `state` into a device that was just created or reset. The device is then paused. The caller claims the addresses of
-    /// decoded BARs. Called with all vCPUs stopped.
+    /// Restores `state` into a device that was just created or reset. After the call, the device is paused. The caller must claim the
+    /// addresses of decoded BARs. Called with all vCPUs stopped.
     ///
     /// # Errors
     /// The state is rejected. The device can then only be [reset](PciDevice::reset).

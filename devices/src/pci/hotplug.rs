@@ -57,7 +57,7 @@ struct State {
 
 /// Registers of all segments.
 pub struct HotplugRegisters {
-    /// Registers of each segment. This lock is taken before the locks of the bus. The bus never calls back into this type.
+    /// Registers of each segment. Lock this mutex before the locks of the bus. The bus never calls back into this type.
     states: Mutex<Vec<State>>,
     root: Arc<PciRoot>,
     line: Box<dyn InterruptLine>,

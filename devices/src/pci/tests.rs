@@ -61,7 +61,7 @@ impl AddressSpace for Map {
     }
 }
 
-/// Function whose BARs read as its tag. It records where its BARs were moved to.
+/// Function whose BARs read as its tag. It records the addresses to which its BARs were moved.
 pub(super) struct Function {
     tag: u8,
     config: FunctionConfig,

@@ -9,7 +9,7 @@
 //!
 //! A thread that gives pages back holds the lock on the counts from the check of the counts until the pages are gone. It holds the lock for
 //! at most 2 MiB (or one huge page) at a time. So a thread that maps RAM for a device waits while at most one piece of this size is given
-//! back. The mapping then pins the pages that replace the old ones.
+//! back. The mapping then pins the new pages that replace the pages given back.
 
 mod discard;
 mod pinning_mapper;

@@ -72,7 +72,7 @@ enum Step {
     Whole(bool),
     /// Drop the mapper with all its mappings, and create a new one.
     Leave(usize),
-    /// Give back bytes at an address. They may include addresses outside RAM and parts of pages.
+    /// Give back bytes at an address. The range may include addresses outside RAM and parts of pages.
     GiveBack(u64, u64),
 }
 

@@ -2,7 +2,7 @@
 
 //! Limits on the files that threads may access (Landlock), on signals to other processes, and on connections to their abstract sockets.
 //!
-//! A thread passes its limits on to the threads that it starts. It can add limits but not remove them.
+//! A thread passes its limits on to the threads that it starts. A thread can add limits but not remove them.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,14 +45,15 @@ pub fn no_files() -> Result<RulesetCreated, RulesetError> {
         .handle_access(known_accesses())?
         .scope(scopes(Erratum::current()))?
         .create()
-        // Do not set `no_new_privs` again. The process set it when it started, and a filter may deny the call here.
+        // Do not set `no_new_privs` again. The process set it at its start, and this thread's filter may deny the call.
         .map(|rules| rules.no_new_privs(false))
 }
 
 /// Applies `rules` to this thread, to all threads that are started from now on, and to their children.
 ///
 /// # Errors
-/// The kernel rejects the rules, for example because a thread can have at most 16 sets of rules. This thread's limits are then unchanged.
+/// The kernel rejects the rules, for example because a thread can have at most 16 sets of rules. In this case, this thread's limits are
+/// unchanged.
 pub fn limit_files(rules: RulesetCreated) -> io::Result<()> {
     starter::limit_files(&rules)?;
     rules.restrict_self().map_err(io::Error::other)?;

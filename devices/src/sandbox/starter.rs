@@ -60,7 +60,7 @@ struct Started {
 /// Order for the starter thread.
 enum Order {
     Start(Box<Job>),
-    /// Apply these rules to this thread and to all threads that it starts from then on.
+    /// Apply these rules to the starter thread, and to all threads that it starts from now on.
     LimitFiles(RulesetCreated, Sender<io::Result<()>>),
 }
 

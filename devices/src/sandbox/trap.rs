@@ -32,7 +32,7 @@ extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let call = CallName(number);
     let mut line = [0; 256];
     let mut rest = &mut line[..];
-    // The write fails if the line is full. The message then ends there.
+    // The write fails if the line is full. The message is then cut.
     let _ = if by_filter {
         write!(rest, "carom: a thread of role '{}' made system call {call}", crash::role())
     } else {
@@ -53,6 +53,6 @@ extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
             format_args!("instruction {:#x}", register(libc::REG_RIP)),
         );
     }
-    // SAFETY: The call ends the process at once and runs none of its code.
+    // SAFETY: The call ends the process immediately, and runs no more of its code.
     unsafe { libc::_exit(STATUS) }
 }

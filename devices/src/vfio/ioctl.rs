@@ -64,7 +64,7 @@ pub(in crate::vfio) fn map_dma(
     outcome(unsafe { ioctl_with_ref(container, VFIO_IOMMU_MAP_DMA(), &request) })
 }
 
-/// Unmaps `[iova, iova + size)` in `container`. Returns the number of bytes that were mapped there.
+/// Unmaps `[iova, iova + size)` in `container`. Returns the number of bytes that were mapped in this range.
 pub(in crate::vfio) fn unmap_dma(container: &impl AsRawFd, iova: u64, size: u64) -> io::Result<u64> {
     unmap(container, vfio_iommu_type1_dma_unmap { iova, size, ..Default::default() })
 }

@@ -97,7 +97,7 @@ impl Timer {
         (state.registers.state(), left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// Restores the saved state. The counter is then paused.
+    /// Restores the saved state. After the call, the counter is paused.
     ///
     /// # Errors
     /// The state is impossible.

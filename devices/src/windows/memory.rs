@@ -32,7 +32,7 @@ const MIN_CHUNK: u64 = 4096;
 /// Configuration of window memory.
 #[derive(Clone)]
 pub struct WindowMemoryConfig {
-    /// Size of the region in bytes, a multiple of `chunk_size`. It limits the bytes that can be backed.
+    /// Size of the region in bytes, a multiple of `chunk_size`. At most this many bytes can be backed.
     pub region_size: u64,
     /// Size of a chunk in bytes, a power of two and at least 4 KiB.
     pub chunk_size: u64,
@@ -179,8 +179,8 @@ impl WindowMemory {
         matches!(lock(&self.shared.state).places.get(index as usize), Some(ChunkPlace::Backed(_)))
     }
 
-    /// Returns the memory of the place with this index. If no chunk is backed there, the memory may belong to the scratch chunk, or may be
-    /// inaccessible.
+    /// Returns the memory of the place with this index. If no chunk is backed at this place, the memory may belong to the scratch chunk, or
+    /// may be inaccessible.
     pub(crate) fn chunk(&self, index: u32) -> Option<VolatileSlice<'_>> {
         self.shared.region.slice(index)
     }

@@ -15,7 +15,7 @@
 //! stays for ever, because the removal of a slot is expensive for the whole VM. If a place was never backed, guest accesses exit to the
 //! VMM: reads return zero and writes have no effect.
 //!
-//! Allocating and zeroing memory takes long, and the guest would wait for it with interrupts off. So a background thread keeps a small
+//! Allocating and zeroing memory takes long, and the guest would wait for this with interrupts off. So a background thread keeps a small
 //! stash of chunks ready while the driver uses windows. Chunks that are stashed, being allocated or being dropped also count against the
 //! budget.
 

@@ -116,8 +116,8 @@ impl Region {
 
     /// Asks the kernel to back the first `len` bytes of `file` with huge pages now. `len` is a multiple of the huge page size.
     ///
-    /// The kernel reclaims and compacts memory if necessary. It does so even if the host's setting for memory files uses no huge pages by
-    /// default (madvise(2), `MADV_COLLAPSE`; Linux 6.1 and later).
+    /// The kernel reclaims and compacts memory if necessary. The kernel does so even if the host's setting for memory files uses no huge
+    /// pages by default (madvise(2), `MADV_COLLAPSE`; Linux 6.1 and later).
     ///
     /// # Errors
     /// The kernel does not support the advice, has no free huge page, or is configured to deny huge pages to memory files. The file may

@@ -73,7 +73,8 @@ impl ChunkStore for WindowStore {
             return Err(ChunkError::NoResources);
         }
         let (mut state, chunk) = supply::take(&*self.0, state)?;
-        // Search from the end, where `back` takes its places. The place is still free, because only this store takes places.
+        // Search from the end of the list, because `back` takes places from this end. The place is still free, because only this store
+        // takes places.
         let place = state.free.iter().rposition(|free| *free == index).ok_or_else(unknown)?;
         state.free.remove(place);
         if let Err(error) = self.install(&mut state, index, &chunk) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! One device: its registers, its interrupts, and the memory that its DMA can access.
+//! Tests of one device: its registers, its interrupts, and the memory that its DMA can access.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -90,7 +90,7 @@ fn wait_for(event: &EventFd) {
 
 #[test]
 fn intx_fires_once_until_served_and_never_while_masked() {
-    /// Registers of edu: one raises an interrupt, the other ends it.
+    /// Registers of edu. A write to `RAISE` raises an interrupt, and a write to `END` ends it.
     const RAISE: u64 = 0x60;
     const END: u64 = 0x64;
     let edu = Edu::open();
@@ -170,7 +170,7 @@ fn dma_is_limited_to_mappings_and_their_permissions() {
     mapper.unmap(0x10_2000, PAGE).unwrap();
     edu.copy(0x10_2000, false);
     assert_eq!(page(&memory, 2), [1; 2048], "written after unmap");
-    // Without bus mastering there is no DMA.
+    // Without bus mastering, the device does no DMA.
     edu.0.command(regs::COMMAND_MEMORY);
     memory.write_slice(&[7; 4096], GuestAddress(0)).unwrap();
     edu.copy(0x10_0000, false);
@@ -195,7 +195,7 @@ fn unmap_accepts_only_whole_mappings() {
 #[test]
 fn mapping_beyond_the_host_limit_returns_no_resources() {
     if by_iommufd() {
-        // IOMMUFD has no such limit. It limits only the amount of pinned memory.
+        // IOMMUFD has no limit on the number of mappings. It limits only the amount of pinned memory.
         return;
     }
     let parameter = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";

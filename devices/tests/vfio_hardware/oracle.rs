@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Two devices do DMA to a few IOVAs while the test changes the address spaces. The test attaches, detaches and removes endpoints, adds
-//! and removes mappings, and resets the engine. A model predicts the memory that each device may access. `CAROM_ORACLE_STEPS` sets the
+//! Test in which two devices do DMA to a few IOVAs while their address spaces change. The test attaches, detaches and removes endpoints,
+//! adds and removes mappings, and resets the engine. A model predicts the memory that each device may access. `CAROM_ORACLE_STEPS` sets the
 //! number of steps, and `CAROM_ORACLE_SEED` the random seed.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Two devices behind one engine: the memory that each device can access while the devices are attached, moved and removed.
+//! Tests of two devices behind one engine, and of the memory that each device can access while the devices are attached, moved and removed.
 
 use std::sync::{Arc, Mutex};
 

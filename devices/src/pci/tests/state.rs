@@ -43,7 +43,7 @@ fn restored_bus_decodes_the_saved_addresses() {
     moves.sort_unstable();
     assert_eq!(moves.len(), 2, "each decoded BAR moves once");
     assert_eq!(moves[0], (0, Some(0xc001_0000)));
-    // The other function's BARs still follow the guest.
+    // The guest can still move the BARs of the other function.
     decode(&new, 5, 0xc001_1000);
     assert_eq!(new.map.read(0xc001_1000), 5);
 }

@@ -12,7 +12,7 @@ use log::error;
 use crate::host_range::{DeviceContent, DeviceRange};
 use crate::platform::{HostRange, MemorySlots};
 
-/// Area of a BAR, mapped into this process. Memory slots refer to it. This process never accesses it.
+/// Area of a BAR, mapped into this process. Memory slots refer to the mapping, but this process never accesses the area.
 #[derive(Debug)]
 pub(crate) struct BarMapping {
     range: HostRange,
@@ -20,7 +20,7 @@ pub(crate) struct BarMapping {
 }
 
 impl BarMapping {
-    /// Maps `len` bytes at `offset` of `file` as shared memory. Both must be multiples of the page size.
+    /// Maps `len` bytes at `offset` of `file` as shared memory. `len` and `offset` must be multiples of the page size.
     pub(crate) fn new(file: &impl AsRawFd, offset: u64, len: usize, read_only: bool) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
         let protection = if read_only { libc::PROT_READ } else { libc::PROT_READ | libc::PROT_WRITE };
@@ -61,7 +61,7 @@ impl BarSlot {
         Ok(Self { slots: slots.clone(), slot: Some(slot), mapping: Some(mapping.clone()) })
     }
 
-    /// Blocks DMA of other devices to the area until they map it again.
+    /// Blocks DMA of other devices to the area until the guest maps the area for them again.
     pub(crate) fn withhold(&self) -> io::Result<()> {
         self.slot.map_or(Ok(()), |slot| self.slots.withhold(slot))
     }

@@ -86,8 +86,7 @@ mod tests {
             for page in 0..24 {
                 let range = page * PAGE..(page + 1) * PAGE;
                 let touches = |hole: &Range<u64>| hole.start < hole.end && hole.start < range.end && range.start < hole.end;
-                // The page must lie whole within one area. Two adjoining areas that each hold a part of the page do
-                // not count.
+                // The page must lie completely within one area. Two adjoining areas that each hold a part of the page do not count.
                 let mappable = areas.iter().any(|(at, len)| *at <= range.start && range.end <= at + len);
                 let wanted = page < pages && mappable && !traps.iter().any(touches);
                 prop_assert_eq!(visible.iter().any(|s| s.start <= range.start && range.end <= s.end), wanted);

@@ -317,7 +317,7 @@ fn link_extended(layout: &mut FunctionLayout, host: &dyn HostFunction) {
         let end = end_of(found.offset, &list, regs::CONFIG_SIZE);
         view.fix(found.offset, &vec![0; usize::from(end - found.offset)]);
     }
-    // The list starts at a fixed offset. If the capability there is hidden, a null capability takes its place.
+    // The list starts at a fixed offset. If the capability at this offset is hidden, a null capability replaces it.
     let mut heads: Vec<(u16, u32)> =
         seen.iter().map(|found| (found.offset, u32::from(found.id) | (u32::from(found.version) << 16))).collect();
     if heads.first().is_none_or(|(offset, _)| *offset != regs::EXTENDED) {

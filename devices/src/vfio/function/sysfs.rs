@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// Creates a sysfs with one IOMMU group. Each function comes with its driver.
+    /// Creates a sysfs with one IOMMU group. `functions` has the address and the driver of each function.
     fn sysfs(functions: &[(&str, Option<&str>)]) -> TempDir {
         let root = tempfile::tempdir().unwrap();
         let group = root.path().join("groups/7");

@@ -416,7 +416,7 @@ fn reset_stops_dma_and_interrupts_and_keeps_the_assigned_bars() {
     assert_eq!(dword(&m.device, regs::BAR0 + 4), 0x40);
     assert_eq!(read(&m.device, 0x42), [64, 0]);
     assert_eq!(read(&m.device, 0x64), [8]);
-    // MSI-X works again after it is enabled again.
+    // MSI-X works again after the guest enables it.
     m.device.write_config(0x42, &CONTROL_ENABLE.to_le_bytes());
     assert_eq!(m.host.events(), [Event::Enable(IrqKind::Msix, 1)]);
 }

@@ -234,8 +234,7 @@ impl VfioPciDevice {
         state.interrupts.table_written(&*self.host, &mut table);
     }
 
-    /// Returns the target of the byte at `offset` of BAR `bar`, and the number of bytes from there on with the same
-    /// target.
+    /// Returns the target of the byte at `offset` of BAR `bar`, and the number of bytes from this offset on that have the same target.
     fn target(&self, bar: u8, offset: u64) -> (BarTarget, u64) {
         let mut left = u64::MAX;
         if let Some(msix) = &self.msix {

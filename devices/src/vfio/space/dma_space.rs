@@ -39,9 +39,9 @@ impl DmaSpace {
         }
     }
 
-    /// Unmaps `[iova, iova + len)`, which must be whole mappings. Returns the number of bytes that were mapped there.
-    /// Fails with `EINVAL` (container) or `ENOENT` (IOAS) if the range splits a mapping. If nothing is mapped there, a
-    /// container returns 0, and an IOAS fails with `ENOENT`.
+    /// Unmaps `[iova, iova + len)`, which must be whole mappings. Returns the number of bytes that were mapped in this range. Fails with
+    /// `EINVAL` (container) or `ENOENT` (IOAS) if the range splits a mapping. If nothing is mapped in the range, a container returns 0, and
+    /// an IOAS fails with `ENOENT`.
     pub(crate) fn unmap(&self, iova: u64, len: u64) -> io::Result<u64> {
         match self {
             Self::Container(container) => ioctl::unmap_dma(&**container, iova, len),

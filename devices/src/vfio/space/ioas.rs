@@ -47,7 +47,7 @@ pub(crate) fn map(
     ioas.iommufd().map_iommu_ioas(&request).map_err(io_error)
 }
 
-/// Unmaps `[iova, iova + len)`, which must be whole mappings. Returns the number of bytes that were mapped there.
+/// Unmaps `[iova, iova + len)`, which must be whole mappings. Returns the number of bytes that were mapped in this range.
 ///
 /// Unlike type 1, IOMMUFD unmaps one mapping after the other, and stops at a mapping that the range splits.
 pub(crate) fn unmap(ioas: &VfioIommufd, iova: u64, length: u64) -> io::Result<u64> {

@@ -272,7 +272,7 @@ struct SharedConnection {
     peer: Peer,
     name: String,
     socket: UnixStream,
-    /// True while a thread sends a message. The lock is not held meanwhile, because a wait for a lock has no time limit.
+    /// True while a thread sends a message. The lock is not held while the message is sent, because a wait for a lock has no time limit.
     is_sending: Mutex<bool>,
     sent: Condvar,
     calls: Calls,

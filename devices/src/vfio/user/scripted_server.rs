@@ -33,17 +33,17 @@ pub(super) struct Received {
 
 /// Way to break the protocol.
 pub(super) enum Instead {
-    /// It rejects the request with this error number.
+    /// The server rejects the request with this error number.
     Refuse(u32),
-    /// It does not answer.
+    /// The server does not answer.
     Silence,
-    /// It closes the connection.
+    /// The server closes the connection.
     Close,
-    /// It answers with this payload.
+    /// The server answers with this payload.
     Answer(Vec<u8>),
-    /// It sends these bytes.
+    /// The server sends these bytes.
     Bytes(Vec<u8>),
-    /// It answers correctly, but one byte at a time, with this pause before each byte.
+    /// The server answers correctly, but one byte at a time, with this pause before each byte.
     Dribble(Duration),
 }
 
