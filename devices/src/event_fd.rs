@@ -35,7 +35,8 @@ pub fn has_fired(event: &EventFd) -> bool {
 /// Resets the counter of the eventfd.
 pub fn forget(event: &EventFd) {
     let mut count = [0; 8];
-    // With `NOWAIT`, the read fails if the counter is 0. The failure is ignored, because the counter is already reset.
+    // With `NOWAIT`, the read fails instead of blocking if the counter is 0. Ignore this failure, because the counter is then reset
+    // already.
     while let Err(Errno::INTR) =
         preadv2(borrow(event), &mut [IoSliceMut::new(&mut count)], HERE, ReadWriteFlags::NOWAIT)
     {}

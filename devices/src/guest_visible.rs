@@ -123,7 +123,7 @@ impl MemorySlots for GuestVisibleMemory {
     fn remove(&self, slot: u32) -> io::Result<()> {
         self.take_away(slot, true)?;
         self.slots.remove(slot)?;
-        // A new slot may already use the slot's number.
+        // A new slot may already have the same number, so remove only the entry that is marked as `removing`.
         lock(&self.visible).retain(|visible_slot| visible_slot.slot != slot || !visible_slot.removing);
         Ok(())
     }

@@ -50,7 +50,7 @@ impl Handshake {
         self.runs.load(Ordering::Acquire)
     }
 
-    /// Gives an order.
+    /// Gives the thread a new order.
     pub fn give(&self, order: Order) {
         let mut state = lock(&self.state);
         if state.order != Order::Stop {

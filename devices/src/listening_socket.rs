@@ -46,7 +46,7 @@ pub enum Clients {
 
 /// Maximum time to wait for other processes that create a socket at the same path.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause between two attempts.
+/// Pause between two attempts to take the lock file.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Maximum number of clients that wait to be accepted. -1 stands for the host's maximum.

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::requests::REQUESTS;
 use super::{bounded_write, rings};
 
-/// Maximum number of reports of a process. More than one is possible, because a panic of a device does not end the process.
+/// Maximum number of reports of a process. More than one report is possible, because a panic of a device does not end the process.
 const MOST: u32 = 16;
 /// Maximum time in milliseconds that a thread waits until another thread has written its report.
 const MAX_TRIES: u32 = 1000;

@@ -11,7 +11,7 @@ use iommu_bounce::spec::{readable, request};
 /// Number of requests that a ring keeps.
 const KEPT: usize = 256;
 
-/// Number of 64-bit words kept per request. The longest fields are those of MAP, with 36 bytes.
+/// Number of 64-bit words kept per request. MAP has the longest fields, with 36 bytes.
 const WORDS: usize = 5;
 
 /// Flag of [`Slot::outcome`]: the request is answered, and its status is in the lowest byte.
@@ -59,8 +59,8 @@ impl RequestRing {
         Self { count: AtomicU64::new(0), slots: [const { Slot::empty() }; KEPT] }
     }
 
-    /// Records the fields of a request. `readable` is its device-readable part. Bytes that the guest put after the fields are not recorded.
-    /// If the type of the request is unknown, only the type is recorded.
+    /// Records the fields of a request. `readable` is the request's device-readable part. Bytes that the guest put after the fields are not
+    /// recorded. If the type of the request is unknown, only the type is recorded.
     pub fn begin(&self, readable: &[u8]) -> Pending {
         let fields = readable.first().map_or(0, |kind| fields(*kind)).min(readable.len());
         let mut bytes = [0; WORDS * 8];
@@ -77,7 +77,7 @@ impl RequestRing {
         Pending(number)
     }
 
-    /// Records the answer to a request. `written` is its device-writable part. The status is the first of the last four bytes.
+    /// Records the answer to a request. `written` is the request's device-writable part. The status is the first of its last four bytes.
     pub fn end(&self, Pending(number): Pending, written: &[u8]) {
         let slot = self.slot(number);
         // The slot may hold a newer request now, because each slot is reused after `KEPT` requests.

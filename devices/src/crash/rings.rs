@@ -15,7 +15,7 @@ use super::ring_text::{self, Kept, RingKind};
 pub(super) const KEPT: usize = 256;
 /// Number of rings of the process. Rings that were never taken use no memory.
 const RINGS: usize = 256;
-/// Number of words for a name. Longer names are cut.
+/// Number of 64-bit words for the name of a ring. Longer names are cut.
 const NAME_WORDS: usize = 5;
 
 /// Flag of [`Slot::outcome`]: the device has given the request back to the driver. The lower half of the outcome is the number of bytes

@@ -61,8 +61,8 @@ pub struct Note {
     pub is_stuck: bool,
 }
 
-/// Takes the notes that were left since the last call: at most one of a thread that continues, and one of a thread that is stuck. Only
-/// one thread may call this function.
+/// Takes the notes that were left since the last call. At most one note is of a thread that continues, and at most one note is of a stuck
+/// thread. Only one thread may call this function.
 pub fn take_notes() -> impl Iterator<Item = Note> {
     let note = |place: &Place, is_stuck: bool| {
         let (address, cause) = place.take()?;

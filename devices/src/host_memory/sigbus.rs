@@ -100,7 +100,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
                 );
                 notes::leave(address, cause, true);
                 loop {
-                    // Signals end the sleep early.
+                    // Sleep in a loop, because signals end a sleep early.
                     thread::sleep(Duration::from_secs(3600));
                 }
             }

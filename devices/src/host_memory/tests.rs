@@ -84,7 +84,7 @@ fn memory_error_in_system_call_is_noted_and_thread_continues() {
     let _one = lock(&ONE);
     watch_once();
     let mapped = Mapped::of_file("zone 'poisoned', file /x");
-    // Codes: action required, as KVM sends it to a vCPU's thread, and action optional.
+    // Code 4 (action required) is the code that KVM sends to a vCPU's thread. Code 5 is "action optional".
     for code in [4, 5] {
         sigbus::send_to_self(code, mapped.address() + PAGE);
         let expected =
@@ -148,7 +148,7 @@ fn missing_huge_page_is_named() {
     }
     let reason = missing_memory().unwrap();
     assert!(reason.contains("zone 'huge', reserved huge pages; no huge page is free"), "{reason}");
-    // KVM reports an access to the page in this way.
+    // A vCPU thread creates this loss when KVM reports an access to the page.
     let loss = Loss { address: Some(mapped.address() + 16), gpa: None, cause: Cause::Missing };
     assert!(
         loss.explain().contains("zone 'huge', reserved huge pages, offset 0x10 (guest-physical 0x100010); no huge")

@@ -122,7 +122,7 @@ fn of_directory(directory: &Path) -> io::Result<Kind> {
             let function = directory.parent().and_then(Path::parent).unwrap_or(directory);
             Ok(Kind::VfioDevice(function.to_path_buf()))
         }
-        // `drivers/net/macvtap.c`: class and name of the device.
+        // Class of macvtap interfaces in sysfs (`drivers/net/macvtap.c`).
         (Some("macvtap"), _) => Ok(Kind::Interface),
         (Some("misc" | "vfio"), _) if within == "vfio" || name == "vfio" => {
             let rule = "is a VFIO group or container, which can only be opened by its path; \

@@ -63,7 +63,7 @@ pub fn keep(number: i32, fd: OwnedFd) -> io::Result<()> {
     if kind.is_one_of_a_kind() && kept.iter().any(|other| other.kind == kind) {
         return Err(io::Error::other("another inherited descriptor refers to the same device: pass only one of them"));
     }
-    // An earlier descriptor with this number may be given away and closed by now.
+    // An earlier descriptor with this number may have been handed over to its only user, which has closed it.
     kept.retain(|other| other.number != number || other.file.is_some());
     kept.push(Kept { number, file: Some(file), kind, in_use: Weak::new() });
     Ok(())
@@ -193,7 +193,7 @@ impl Kept {
     }
 }
 
-/// Returns the error for a descriptor that was given away. Only connections are given away and stay listed.
+/// Returns the error for a descriptor that was handed over to its only user. Only connections stay listed after this.
 fn spent() -> io::Error {
     io::Error::other(
         "the connection of this descriptor is used up: it serves one boot of one device; start carom with a new connection",

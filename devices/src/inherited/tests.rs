@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Inherited descriptors in place of files and sockets.
+//! Tests of inherited descriptors that are used instead of files and sockets.
 
 use std::fs;
 use std::io::{Read, Write};

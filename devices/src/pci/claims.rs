@@ -44,7 +44,7 @@ impl BarWindows {
     }
 }
 
-/// Handler of accesses to one BAR. It forwards them to the function while the function decodes the BAR.
+/// Handler of accesses to one BAR. The handler forwards accesses to the function while the function decodes the BAR.
 struct BarAccess {
     device: Arc<dyn PciDevice>,
     bar: Bar,

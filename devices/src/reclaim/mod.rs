@@ -54,7 +54,7 @@ impl std::ops::AddAssign for Reclaimed {
 struct Pinned {
     /// Number of pins that cover all RAM, including RAM that is added later.
     whole: usize,
-    /// Pins of each region that RAM has or had. The key is the region's address in this process, which it keeps for ever. The
+    /// Pins of each region that RAM has or had. The key is the region's address in this process, because this address never changes. The
     /// guest-physical address is unsuitable as the key, because another region can get the address of a withdrawn region.
     regions: BTreeMap<usize, RegionPins>,
 }

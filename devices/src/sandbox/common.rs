@@ -90,7 +90,7 @@ pub const COMMON: &[Call] = &[
     Ioctl(0x402c_542b),
     Ioctl(0x402c_542c),
     Ioctl(0x402c_542d),
-    // The thread's own beginning, end and signals.
+    // Start, end and signals of the thread itself.
     Any(libc::SYS_sigaltstack),
     Any(libc::SYS_set_robust_list),
     Any(libc::SYS_rseq),

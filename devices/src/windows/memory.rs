@@ -71,7 +71,7 @@ pub enum WindowError {
     },
 }
 
-/// Owner of window memory. It sets the region's guest-physical address and the budget. The engine uses the memory through
+/// Owner of window memory. The owner sets the region's guest-physical address and the budget. The engine uses the memory through
 /// [`WindowStore`].
 pub struct WindowMemory {
     shared: Arc<SharedWindows>,

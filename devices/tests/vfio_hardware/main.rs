@@ -2,8 +2,8 @@
 
 //! VFIO passthrough with real devices: an NVMe drive, and two `edu` devices of QEMU, whose DMA engines the tests control.
 //!
-//! The tests need devices bound to vfio-pci. `CAROM_NVME`, `CAROM_EDU` and `CAROM_EDU2` name these devices. The rig sets these variables:
-//! `scripts/rig -- <this test's executable> --test-threads=1`, built with the feature `rig`.
+//! The tests need devices bound to vfio-pci. `CAROM_NVME`, `CAROM_EDU` and `CAROM_EDU2` name these devices. Build the tests with the
+//! feature `rig`. Then run `scripts/rig -- <this test's executable> --test-threads=1`, which sets the variables.
 //!
 //! With `CAROM_IOMMUFD=on`, the tests use IOMMUFD instead of groups and containers. This needs a kernel
 //! with IOMMUFD: `scripts/rig --kernel iommufd`.

@@ -24,7 +24,7 @@ fn nvme_identity_and_registers_are_visible() {
     nvme.device.assign_bar(0, 0x40_0000_0000);
     nvme.command(regs::COMMAND_MEMORY);
     assert_eq!(nvme.device.bar_address(0), Some(0x40_0000_0000));
-    // Read the version register by an access that traps, and through the memory slot.
+    // Read the version register by an access that exits to the VMM, and through the memory slot.
     let version = nvme.register(8);
     assert!((0x1_0000..0x3_0000).contains(&version), "NVMe version {version:#x}");
     nvme.device.bar_moved(0, 0x40_0000_0000).unwrap();

@@ -64,7 +64,7 @@ fn cmos_ignores_time_writes_and_keeps_other_memory() {
     assert_eq!(fields(&cmos), [0x20, 0x31, 0x03, 0x14, 6, 0x21, 0x07, 0x59]);
     write(&cmos, 0x0f, 0xa5);
     assert_eq!(read(&cmos, 0x0f), 0xa5);
-    // The bit above the index is kept, and does not select another byte.
+    // The index port stores bit 7, but bit 7 does not select another byte.
     assert_eq!(read(&cmos, 0x8f), 0xa5);
     let mut index = [0];
     cmos.read(0, &mut index);

@@ -18,7 +18,7 @@ use crate::host_memory::missing_memory;
 use crate::throttle::Throttle;
 use crate::vfio::error::VfioPciError;
 
-/// Group of all mappers of the VM's one IOMMUFD. Each address space of the IOMMUFD can adopt each of its devices.
+/// Group of all mappers of the VM's one IOMMUFD. Each address space of the IOMMUFD can adopt each device of the IOMMUFD.
 const GROUP: MapperGroup = MapperGroup(0);
 
 /// Mapper for the devices of one host address space. The mapper grants exactly the permissions that the caller asks for.

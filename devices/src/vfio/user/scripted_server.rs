@@ -86,7 +86,7 @@ impl Server {
         std::mem::take(&mut self.received.lock().unwrap())
     }
 
-    /// Sends any bytes.
+    /// Sends these bytes to the client.
     pub(super) fn send(&self, bytes: &[u8]) {
         // Ignore an error. The client may be gone, and the test notices this elsewhere.
         let _ = (&self.socket).write_all(bytes);

@@ -11,7 +11,7 @@ pub(super) const HEADER: usize = 16;
 pub(super) const MOST_DATA: usize = 1 << 20;
 /// Size of the part before the data in a message that reads or writes, in bytes.
 pub(super) const ACCESS: usize = 16;
-/// Maximum size of a message that is accepted, in bytes.
+/// Maximum size of a message that Carom accepts, in bytes.
 const LONGEST: usize = HEADER + ACCESS + MOST_DATA;
 
 /// Region index of a PCI device's configuration space. The BARs are regions 0 to 5.
