@@ -4,7 +4,7 @@
 //! thread with a null guest. The driver of the null guest is idle, or maps and unmaps as fast as exits allow. The host's side of each
 //! mapping does nothing.
 //!
-//! [`Echo`] measures the machine's own share in the same run: it sends the same bytes without doing any work for them.
+//! In the same run, [`Echo`] repeats a stored answer of the API's server. Its times show the share of the host, without Carom's work.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 
@@ -169,7 +169,7 @@ impl Echo {
         drop(entered);
         let (stop, stopped) = oneshot::channel();
         let thread = thread::spawn(move || {
-            // The real server uses the same time slice.
+            // The API's server takes a short time slice too.
             let _ = ShortSlice::take();
             runtime.block_on(async {
                 tokio::select! {
@@ -331,7 +331,7 @@ impl Machine for Null {
         Some(status(&lock(&self.0)))
     }
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
-        // The device's handle makes the same number of attempts.
+        // The handle of the real virtio-iommu also tries the lock 100 times.
         let engine = (0..100).find_map(|_| {
             std::hint::spin_loop();
             self.0.try_lock().ok()
@@ -343,8 +343,8 @@ impl Machine for Null {
     }
 }
 
-/// Times requests of `clients` simultaneous clients, each with this pause between its requests. Each client is a thread that
-/// sleeps until it has its answer, as clients on a real machine do.
+/// Times the requests of `clients` simultaneous clients. Each client waits for `pause` between two requests. Each client is a thread
+/// that sleeps until it has its answer, as clients on a real machine do.
 fn measure(socket: &Path, head: &str, clients: usize, requests: usize, pause: Duration) {
     let request = format!("{head} HTTP/1.1\r\nHost: x\r\n\r\n");
     let ready = Barrier::new(clients);
@@ -363,7 +363,7 @@ fn measure(socket: &Path, head: &str, clients: usize, requests: usize, pause: Du
     show(head, &format!("{clients} clients"), pause, times, start.elapsed());
 }
 
-/// Prints the percentiles of `times`, which were measured within `whole`.
+/// Prints the percentiles of `times`, and the rate of the requests. `whole` is the time that all requests took together.
 fn show(head: &str, who: &str, pause: Duration, mut times: Vec<Duration>, whole: Duration) {
     let rate = times.len() as f64 / whole.as_secs_f64();
     times.sort();
@@ -373,8 +373,8 @@ fn show(head: &str, who: &str, pause: Duration, mut times: Vec<Duration>, whole:
     println!("  {name:9} {who:14} {pace:13} p50 {}  p99 {}  p99.9 {}  {rate:7.0}/s", at(500), at(990), at(999));
 }
 
-/// Like [`measure`], but one thread has [`CLIENTS`] connections, as in load generators. So the times are those of the server,
-/// without many client threads that compete for the same cores.
+/// Like [`measure`], but one thread has [`CLIENTS`] connections, as in load generators. So the times contain no competition of many
+/// client threads for the same cores.
 fn measure_connections(socket: &Path, head: &str, requests: usize, pause: Duration) {
     let request = format!("{head} HTTP/1.1\r\nHost: x\r\n\r\n");
     let start = Instant::now();

@@ -21,13 +21,13 @@ use crate::vm_state::VmStateError;
 /// Error of building or running a VM, as one line for the user.
 #[derive(Debug, Error)]
 pub enum VmError {
-    /// The kernel, firmware or initramfs.
+    /// Error of the kernel, firmware or initramfs.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// KVM.
+    /// Error of KVM.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// RAM.
+    /// Error of creating RAM.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// RAM could not be added to a running guest.
@@ -36,16 +36,16 @@ pub enum VmError {
     /// The guest has not released this vCPU yet.
     #[error("vCPU {0} is about to be removed, and the guest has not released it yet: try again later")]
     VcpuLeaving(u32),
-    /// ACPI tables, SMBIOS tables, or the VM Generation ID.
+    /// ACPI tables, SMBIOS tables, or the VM Generation ID could not be written.
     #[error("cannot write ACPI or SMBIOS tables to guest memory: {0}")]
     Tables(vm_memory::GuestMemoryError),
-    /// The PCI root bus.
+    /// Error of the PCI root bus.
     #[error(transparent)]
     Pci(#[from] PciError),
     /// A client's request to a running VM breaks a rule.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A device of the host or of a vfio-user server, or the path to the device.
+    /// A host device or a vfio-user device failed, or its path is wrong.
     #[error("{}", explain_vfio(*field, path.as_deref(), source, Terms::Options))]
     Vfio {
         /// Option that caused the error.
@@ -55,10 +55,10 @@ pub enum VmError {
         /// Cause.
         source: Box<VfioPciError>,
     },
-    /// The virtio-iommu.
+    /// Error of the virtio-iommu.
     #[error("virtio-iommu: {0}")]
     Iommu(String),
-    /// A file that the command line or an API client names.
+    /// A file that the command line or an API client names cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
     /// The VM could not be saved or restored.
@@ -92,7 +92,7 @@ impl VmError {
         move |source| FileError { field, path: path.display().to_string(), source }.into()
     }
 
-    /// True if the user can fix the cause: exit status 2 rather than 1.
+    /// True if the user can fix the cause. The exit status is then 2 instead of 1.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Boot(error) => error.is_user_error(),

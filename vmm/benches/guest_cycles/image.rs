@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The disk of guests that read blocks.
+//! Disk for the guests that read blocks.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::guest_cycles::two_cpus;
 /// Length of the disk's image, which the guest reads completely.
 const IMAGE: usize = 32 << 20;
 
-/// Creates a disk image in `dir`, and returns the value of `--disk` with the parts `more`.
+/// Creates a disk image in `dir`, and returns the value of `--disk`. `more` contains further parts of the value.
 ///
 /// The queue's thread runs on the second CPU and the vCPU on the first CPU, so that the scheduler does not move them.
 pub(crate) fn disk(dir: &Path, more: &str) -> String {
@@ -18,6 +18,7 @@ pub(crate) fn disk(dir: &Path, more: &str) -> String {
     fs::write(&image, vec![1; IMAGE]).unwrap();
     let comma = if more.is_empty() { "" } else { "," };
     let affinity = two_cpus().map_or(String::new(), |[_, cpu]| format!(",queue_affinity=[0@[{cpu}]]"));
-    // The disk is read-only, because processes can share the lock of a read-only disk. Older builds release the lock late.
+    // Processes can share the lock of a read-only disk. An older build may still hold the lock when the next process
+    // starts.
     format!("path={},image_type=raw,queue_size=256,readonly=on{affinity}{comma}{more}", image.display())
 }

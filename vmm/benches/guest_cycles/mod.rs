@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Measures the cycles that guests without an operating system print, alternately with this build of Carom and another build.
+//! Measures the cycles that guests without an operating system print. The guests run alternately with this build of Carom and with another
+//! build.
 //!
-//! `CAROM_BASE_VMM` names the other build. The benchmark then prints the ratio of their times: the median of all rounds, and its 95 %
-//! confidence interval. `CAROM_ROUNDS` is the number of rounds. A guest prints lines of two hexadecimal numbers: the number of
-//! simultaneous operations, 1 or 64, and the cycles of [`OPERATIONS`] operations. The guest prints `!` if an operation fails.
+//! `CAROM_BASE_VMM` names the program of the other build. If it is set, the benchmark prints the ratio of the two builds' times: the median
+//! of all rounds, and the median's 95 % confidence interval. `CAROM_ROUNDS` is the number of rounds. A guest prints lines of two
+//! hexadecimal numbers: the number of simultaneous operations, 1 or 64, and the cycles of [`OPERATIONS`] operations. The guest prints `!`
+//! if an operation fails.
 
 use std::env;
 use std::fs;
@@ -18,7 +20,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 
 use crate::c_guest;
 
-/// Minimum number of lines for each depth after the first line. The first line is not used.
+/// Minimum number of used lines for each depth. The first line of each depth is not used.
 const LINES: usize = 3;
 /// Maximum number of times that a guest is started for one measurement.
 const TRIES: usize = 3;
@@ -87,9 +89,9 @@ impl Drop for Carom {
     }
 }
 
-/// Returns the cycles of an operation at each depth: the medians of a guest's lines.
+/// Returns the cycles of an operation at each depth. Each value is the median of the lines that a guest prints for this depth.
 ///
-/// A guest that stops is started again. If KVM emulates its instructions, KVM may write a ring's index byte by byte. A device that
+/// A guest that stops is started again. If KVM emulates the guest's instructions, KVM may write a ring's index byte by byte. A device that
 /// reads such an incomplete index stops the queue.
 fn measure(program: &Path, kernel: &Path, arguments: &[String], dir: &Path) -> [f64; 2] {
     for _ in 0..TRIES {

@@ -11,7 +11,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 use tokio::io::{Interest, ReadBuf};
 use tokio::net::UnixStream;
 
-/// Maximum number of descriptors with one request. A message can carry 253 (`SCM_MAX_FD`).
+/// Maximum number of descriptors with one request. Linux allows 253 descriptors in one message (`SCM_MAX_FD`).
 pub(super) const MAX_DESCRIPTORS: usize = 64;
 
 /// Reads bytes into `buf`, and the descriptors that came with them into `descriptors`. The descriptors are close-on-exec.

@@ -11,13 +11,13 @@ use carom_api::operations::{self, Operation};
 pub(super) enum ApiListener {
     /// The API's socket, which serves every operation.
     Api,
-    /// The address for metrics, which serves nothing else.
+    /// The address for metrics, which serves only metrics.
     Metrics,
 }
 
 impl ApiListener {
     /// Returns the maximum number of connected clients. The number is limited, because each client takes a descriptor. A further client
-    /// gets status 429. The listeners have separate limits, so that network clients cannot lock out clients of the API's socket.
+    /// gets status 429. Each listener has its own limit, so that network clients cannot lock out clients of the API's socket.
     pub(super) fn places(self) -> usize {
         match self {
             Self::Api => 256,

@@ -164,7 +164,7 @@ fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     )
 }
 
-/// Adds the memory that each device behind the virtio-iommu can access.
+/// Adds the amount of memory that each device behind the virtio-iommu can access.
 fn endpoints(scrape: &Scrape, engine: &Report, devices: &[DeviceNode]) -> Result<(), prometheus::Error> {
     type Figure = fn(&EndpointReport) -> u64;
     let metrics: [(&str, &str, Figure); 4] = [
@@ -215,8 +215,8 @@ fn stalls(times: &Histogram) -> MetricFamily {
     histogram("carom_iommu_poll_stall_duration_seconds", help, "thread", &[("iommu_poll", times)])
 }
 
-/// Upper ends of the shortest and the longest class that are rendered, in nanoseconds. Other classes are left out, because their
-/// samples are rare and each class is a time series.
+/// Histogram classes that are rendered: the range of their upper ends in nanoseconds. Other classes are left out, because they
+/// have few samples, and each class would be another time series.
 const CLASSES: std::ops::RangeInclusive<u64> = 255..=(1 << 30);
 
 /// Returns a metric family with a histogram for each of `named`. The family is built from protocol types, because the crate's own

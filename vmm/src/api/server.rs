@@ -203,7 +203,7 @@ async fn connection<S: ClientSocket>(
         .timer(TokioTimer::new())
         // A client that has closed its sending side still gets the answer, because the request was executed.
         .half_close(true)
-        // Cloud Hypervisor's spelling of header names, because its clients compare names with their case.
+        // Header names are spelled as in Cloud Hypervisor, because its clients compare the names case-sensitively.
         .title_case_headers(true)
         // [`ClientStream`] limits the time for a head. hyper's own limit would also end idle connections.
         .header_read_timeout(None)
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
     use crate::control::ControlHandle;
 
-    /// Limit that ends a hanging test.
+    /// Maximum time of a step. A test that hangs fails after this time.
     const LONG: Duration = Duration::from_secs(120);
 
     /// Returns the start of an answer.
@@ -270,7 +270,7 @@ mod tests {
             let mut other = TcpStream::connect(address).await.unwrap();
             assert_eq!(status(&mut other).await.unwrap(), "HTTP/1.1 429");
             advance(2 * ApiListener::Metrics.idle_time().unwrap()).await;
-            // Places become free once the server's tasks have ended.
+            // A client's place becomes free when the server's task for this client has ended.
             let began = std::time::Instant::now();
             loop {
                 let mut client = TcpStream::connect(address).await.unwrap();

@@ -122,7 +122,7 @@ pub fn restore() {
     if let Some(original) = original {
         // If SIGTTOU were not blocked, the kernel would stop a background process here.
         let blocked = block_signal(libc::SIGTTOU).is_ok();
-        // Errors of a terminal that is gone are ignored.
+        // If the terminal no longer exists, the error is ignored.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &original);
         if blocked {
             // Unblocking a blocked signal cannot fail.

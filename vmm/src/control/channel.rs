@@ -74,8 +74,8 @@ impl Drop for Caller {
 
 /// State of the control thread that other threads can read.
 pub(super) trait Readable: Send + Sync {
-    /// Returns the answer to `vm.info` without waiting. Returns `None` while the control thread changes something, or if a lock
-    /// that reading needs is held.
+    /// Returns the answer to `vm.info` without waiting. Returns `None` while the control thread changes something, or while
+    /// another thread holds a lock that the read needs.
     fn info_soon(&self) -> Option<Result<Reply, ControlError>>;
 }
 
@@ -84,11 +84,11 @@ pub(super) trait Readable: Send + Sync {
 pub struct ControlHandle {
     sender: Sender<Message>,
     calls: Arc<AtomicUsize>,
-    /// Set once the control thread serves.
+    /// State of the control thread. It is set when the control thread begins to serve messages.
     read: Arc<OnceLock<Weak<dyn Readable>>>,
 }
 
-/// Creates the channel: the handle, and the receiver for the control thread.
+/// Creates the channel. Returns the handle, and the receiver for the control thread.
 pub(super) fn channel() -> (ControlHandle, Receiver<Message>) {
     let (sender, receiver) = mpsc::channel();
     (ControlHandle { sender, calls: Arc::default(), read: Arc::default() }, receiver)

@@ -256,7 +256,7 @@ impl<M: Machine> Control<M> {
             }
             Message::Call(call, caller) => {
                 if matches!(*call, Call::Snapshot(_)) {
-                    // An event that the guest left before the pause may be queued behind this call. The snapshot would lose the event.
+                    // Serve queued events of the guest first. The snapshot would lose an event that is queued behind this call.
                     self.serve_guest()?;
                 }
                 let outcome = self.serve_call(*call);
@@ -311,7 +311,7 @@ impl<M: Machine> Control<M> {
                 return self.add_device(device);
             }
             Call::RemoveDevice(id) => self.remove_device(&id)?,
-            // The caller handles this call, because the call ends the loop.
+            // `serve` handles this call, because the call ends the message loop.
             Call::ShutdownVmm => {}
         }
         Ok(Reply::Done)
@@ -424,7 +424,7 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Saves the VM to a directory. The VM stays paused, even if saving fails. Only if a pending reset fails, the VM is shut down.
+    /// Saves the VM to a directory. The VM stays paused, even if saving fails. If a pending reset fails, the VM is shut down.
     fn save(&mut self, destination: &VmSnapshotConfig) -> Result<(), ControlError> {
         let (call, needed) = ("vm.snapshot", "paused (vm.pause)");
         let state = self.created.as_ref().ok_or(ControlError::NotCreated)?.state;

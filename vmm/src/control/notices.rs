@@ -60,7 +60,7 @@ impl<M: Machine> Control<M> {
                 log::error!("cannot pause the VM: {error}");
             }
         } else {
-            // The vCPUs are already stopped, so the message is logged below the default level.
+            // The VM was already paused, so nothing changes. The level of this message is below the log's default level.
             log::info!("device '{id}': the host reports an uncorrectable error of {host}; the VM stays paused");
         }
         ControlFlow::Continue(())

@@ -12,7 +12,7 @@ use super::{Control, State};
 use crate::error::VmError;
 use crate::machine::Machine;
 
-/// A guest that ran this long counts as successfully booted.
+/// Minimum time that a guest must run to count as successfully booted.
 const LIFE: Duration = Duration::from_secs(5);
 /// Number of successive resets that are done at once. Resets are successive if the guest runs too briefly between them to count as booted.
 const AT_ONCE: u32 = 8;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the VM's life cycle against a model, with a VM without a guest: every call in every state, and random histories.
+//! Tests that compare the control thread with a model of the VM's life cycle: every call in every state, and random sequences of
+//! calls.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -233,7 +234,7 @@ fn unchecked(cmdline: &str) -> VmConfig {
 
 #[test]
 fn vm_that_cannot_go_on_is_shut_down_and_an_event_says_why() {
-    // The step that fails, the calls after the boot, and the events before the failure.
+    // Each case has the step that fails, the calls after the boot, and the events before the failure.
     let cases: [(&str, &[Step], &[&str]); 7] = [
         ("", &[], &["booting"]),
         ("-start", &[], &["booting"]),

@@ -116,8 +116,8 @@ impl Places<'_> {
         Ok(registers)
     }
 
-    /// Places the registers of processors. The first `wanted` processors are wanted, and those in `present` are present. The control
-    /// thread closes a processor that the guest ejects.
+    /// Places the registers of processor hotplug. The VM is to have the processors with numbers below `wanted`, and now has the processors
+    /// in `present`. The control thread closes a processor that the guest ejects.
     fn processors(&self, (wanted, present): (u32, Numbers)) -> Result<Arc<CpuHotplug>, BoardError> {
         let left = self.leaver(|| GuestEvent::Left);
         let registers = CpuHotplug::new(wanted, present, self.line(CPU_HOTPLUG_IRQ), left);
@@ -160,7 +160,8 @@ pub struct BoardConfig {
     pub firmware: bool,
     /// Bytes of RAM at boot.
     pub ram_size: u64,
-    /// Number of vCPUs at boot, and the present vCPUs. `None` if vCPUs cannot be added and removed.
+    /// Number of vCPUs that the configuration wants, and numbers of the vCPUs that the VM has now. `None` if vCPUs cannot be added and
+    /// removed.
     pub processors: Option<(u32, Numbers)>,
     /// RAM that was added. `None` if RAM cannot be added.
     pub memory_devices: Option<Vec<MemoryDevice>>,
@@ -265,7 +266,7 @@ impl Board {
         self.power_button.write(1).map_err(|source| BoardError { what: "press the power button", source })
     }
 
-    /// Returns all devices with their names, in the order of their states.
+    /// Returns all devices with their names, in the order in which their states are saved.
     fn all(&self) -> Vec<(&'static str, &dyn Saved)> {
         let mut all: Vec<(&str, &dyn Saved)> = vec![
             ("control port", &*self.control_port),
@@ -293,7 +294,7 @@ impl Board {
         if let Some(serial) = &self.serial {
             serial.reset();
         }
-        // The guest cannot write to the ACPI timer.
+        // The ACPI timer needs no reset, because the guest cannot write to it.
         if let Some(FirmwareDevices { cmos, .. }) = &self.for_firmware {
             cmos.reset();
         }
@@ -361,7 +362,7 @@ mod tests {
 
     #[test]
     fn reset_clears_everything_that_the_guest_wrote_to_ports() {
-        // The last state is the timer's, and a reset does not stop the timer.
+        // The last state is that of the ACPI timer. It is not compared, because a reset does not stop the timer.
         let states = |devices: &Board| devices.save().unwrap()[..5].to_vec();
         let (used, new) = (made(), states(&made()));
         let write = |device: &dyn BusDevice, offset, data: &[u8]| device.write(offset, data);

@@ -30,8 +30,8 @@ pub fn realtime_ns() -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Reads a value that changes with time, and the host's time of day at that moment. Returns the shortest of several readings, because it
-/// is the most precise. The clocks of a guest must agree to a fraction of a millisecond.
+/// Reads a value that changes with time, and the host's time of day at that moment. Returns the shortest of several readings, because a
+/// shorter reading is more precise. The clocks of a guest may differ by at most a fraction of a millisecond.
 pub(super) fn timed<T, E>(read: impl FnMut() -> Result<T, E>) -> Result<(T, u64), E> {
     timed_by(realtime_ns, read)
 }

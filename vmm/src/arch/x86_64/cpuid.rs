@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(last(6, &[&[0, 1, 2, 3, 4, 5], &[]]), 5);
         assert_eq!(last(4, &[&[0, 1], &[2, 3]]), 1);
         assert_eq!(last(6, &[&[0, 1, 2, 3], &[5, 4]]), 3);
-        // The vCPUs of a cache have numbers that differ only in the last bits.
+        // vCPUs that share a cache have numbers that differ only in the last bits.
         assert_eq!(last(6, &[&[0, 1, 2], &[3, 4, 5]]), 0);
         assert_eq!(last(4, &[&[0, 2], &[1, 3]]), 0);
         // vCPUs without a node do not change the caches of vCPUs in a node.

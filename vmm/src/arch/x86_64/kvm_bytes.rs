@@ -9,7 +9,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Structure of KVM.
+/// KVM structure that is saved as hexadecimal text.
 #[derive(Clone, Copy, Default)]
 pub(super) struct KvmBytes<T>(pub(super) T);
 
@@ -34,7 +34,7 @@ impl<'de, T: FromBytes> Deserialize<'de> for KvmBytes<T> {
     }
 }
 
-/// Any number of bytes, also as hexadecimal text.
+/// Converts any number of bytes to hexadecimal text and back.
 pub(super) mod bytes {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};

@@ -90,8 +90,8 @@ pub const PCI_ECAM: u64 = 0xf800_0000;
 pub const PCI_ECAM_SIZE: u64 = MIB;
 /// Bytes of ECAM for the maximum number of segments.
 pub const PCI_ECAM_MAX_SIZE: u64 = PCI_ECAM_SIZE * limits::MAX_PCI_SEGMENTS as u64;
-/// Number of the last slot for devices. On segment 0, pvpanic is in this slot. The watchdog is in this slot if the VM has no pvpanic,
-/// and otherwise in the slot before.
+/// Number of the last slot for devices. On segment 0, pvpanic is in this slot, and the watchdog is in the slot before. In a VM without
+/// pvpanic, the watchdog is in this slot.
 pub const LAST_SLOT: u8 = 31;
 /// Legacy PCI configuration ports.
 pub const PCI_CONFIG_PORTS: RangeInclusive<u64> = 0xcf8..=0xcff;
@@ -149,7 +149,7 @@ pub const GENERATION_ID_IRQ: u32 = 19;
 pub const ACPI_PORTS: u64 = 0x600;
 /// ACPI's power management timer, in a VM with firmware. EDK2 expects it at this port (`OvmfPkg/Include/IndustryStandard/CloudHv.h`).
 pub const PM_TIMER_PORTS: u64 = 0x608;
-/// Interrupt lines of PCI INTx, level-triggered. A quarter of the slots shares each line.
+/// Interrupt lines of PCI INTx, level-triggered. Each line is shared by a quarter of the slots.
 pub const INTX_IRQS: RangeInclusive<u32> = 20..=23;
 /// Number of interrupt lines of the I/O APIC. Message-signalled interrupts are numbered from this number on.
 pub const FIRST_MSI_GSI: u32 = 24;
@@ -175,7 +175,7 @@ pub fn ram_ranges(size: u64) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// Returns the first address above the 32-bit hole and `size` bytes of RAM.
+/// Returns the first address that is above both the 32-bit hole and RAM of `size` bytes.
 pub fn ram_end(size: u64) -> u64 {
     HIGH_MEMORY_START + size.saturating_sub(LOW_MEMORY_END)
 }
@@ -201,7 +201,7 @@ const _: () = {
     assert!(CMDLINE + limits::CMDLINE_MAX as u64 <= LOW_RAM_END);
     // All RAM lies in the lower half of the 1 TiB that 40-bit addresses cover. The upper half is for BARs.
     assert!(limits::MAX_MEMORY <= 512 * GIB && LOW_MEMORY_END < limits::MAX_MEMORY);
-    // A configuration leaves room in addition to RAM for the hole below 4 GiB and for BARs (`mem64` in `vm/base.rs`).
+    // The configuration's limit on RAM leaves addresses for the hole below 4 GiB, and 1 GiB for BARs (`mem64` in `vm/base.rs`).
     assert!(limits::ROOM_BESIDE_RAM == HIGH_MEMORY_START - LOW_MEMORY_END + GIB);
     assert!(*HOLE_OF_KERNEL.aperture.end() + 1 == *HOLE_OF_KERNEL.mem32.start());
     assert!(*HOLE_OF_FIRMWARE.mem32.end() + 1 == *HOLE_OF_FIRMWARE.aperture.start());

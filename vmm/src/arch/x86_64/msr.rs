@@ -43,8 +43,9 @@ pub(super) fn write(vcpu: &VcpuFd, entry: kvm_msr_entry) -> Result<bool, KvmErro
     }
 }
 
-/// Returns all registers that KVM lists as the state of a vCPU, including KVM's own (its clock, stolen time, asynchronous
-/// page faults). Excludes registers that change by themselves: the time stamp counter and Hyper-V's clock.
+/// Returns all registers that KVM lists as the state of a vCPU. They include the registers that KVM defines itself: for
+/// kvmclock, stolen time and asynchronous page faults. Excludes registers that change by themselves: the time stamp counter
+/// and Hyper-V's clock.
 pub(super) fn read_all(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>, KvmError> {
     let list = kvm.get_msr_index_list().map_err(KvmError::call("list model-specific registers"))?;
     let mut all = Vec::with_capacity(list.as_slice().len());

@@ -54,13 +54,13 @@ pub fn intx_irq(slot: PciAddress) -> u32 {
     INTX_IRQS.start() + (u32::from(slot.segment) + u32::from(slot.device)) % lines
 }
 
-/// Returns, for each segment, the range of functions that the tables list as behind the virtio-iommu.
+/// Returns the range of functions of each segment that the ACPI tables list as behind the virtio-iommu.
 pub fn endpoints(config: &VmConfig) -> Vec<RangeInclusive<PciAddress>> {
     let of = |segment| {
         let (first, mut last) =
             slots_behind_iommu(segment, config.platform.iommu_segments.contains(&segment)).into_inner();
         if segment == 0 {
-            // pvpanic and the watchdog do no DMA.
+            // pvpanic and the watchdog are left out, because they do no DMA.
             last = last.min(LAST - u8::from(config.pvpanic) - u8::from(config.watchdog));
         }
         PciAddress::on_segment(segment, first)..=PciAddress::on_segment(segment, last)

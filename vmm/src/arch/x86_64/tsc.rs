@@ -3,8 +3,8 @@
 //! Time stamp counter of a vCPU in a snapshot.
 //!
 //! The counter advances while a VM is saved, as on a machine that sleeps. So a guest that uses the counter as its clock has the
-//! right time after a restore. The differences between the vCPUs' counters must not change. Therefore offsets from the host's
-//! counter are restored instead of values: values would drift apart while they are set one after the other
+//! right time after a restore. The differences between the vCPUs' counters must not change. Therefore each counter's offset from
+//! the host's counter is restored, not its value. Values that are set one after the other would drift apart
 //! (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
 
 use std::time::Duration;

@@ -134,8 +134,9 @@ fn fadt(dsdt: u64) -> impl Aml {
         .flag(Flags::SlpButton);
     fadt.reset_reg = register(RESET_OFFSET);
     fadt.reset_value = RESET_VALUE;
-    // Only firmware uses the CMOS clock, because a kernel has KVM's clock, which is finer. If the VM has firmware, a kernel would wait in
-    // vain for interrupts of the CMOS clock. If the VM has no firmware, a distribution kernel would look for the missing clock for seconds.
+    // Only firmware uses the CMOS clock. A kernel uses KVM's clock, which has a finer resolution. Without this flag, a kernel in a VM with
+    // firmware would wait in vain for interrupts of the CMOS clock. In a VM without firmware, a distribution kernel would look for the
+    // missing CMOS clock for seconds.
     fadt.iapc_boot_arch = NO_CMOS_CLOCK.into();
     fadt.sleep_control_reg = register(SLEEP_CONTROL_OFFSET);
     fadt.sleep_status_reg = register(SLEEP_STATUS_OFFSET);
@@ -145,7 +146,7 @@ fn fadt(dsdt: u64) -> impl Aml {
 fn madt(config: &TableConfig) -> MADT {
     let mut madt = MADT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, LocalInterruptController::Address(LOCAL_APIC));
     for id in 0..config.max_vcpus {
-        // The guest reserves space only for vCPUs that are listed here.
+        // The guest reserves space only for vCPUs that are listed here, so the list includes vCPUs that may be added later.
         let status = if id < config.vcpus { EnabledStatus::Enabled } else { EnabledStatus::DisabledOnlineCapable };
         let id = u8::try_from(id).expect("at most 254 vCPUs");
         madt.add_structure(ProcessorLocalApic::new(id, id, status));
@@ -238,7 +239,7 @@ mod tests {
             let image = build(&TableConfig { firmware, ..config() }, 0).rest;
             let start = image.windows(4).position(|window| window == b"FACP").unwrap();
             let fadt = table(&image, start as u64);
-            // The boot flags, and the port of the ACPI timer. The timer is also hidden from the kernel.
+            // The boot flags, and the port of the ACPI timer. The port is 0, because the kernel must not use this timer either.
             assert_eq!((u16::from_le_bytes([fadt[109], fadt[110]]), &fadt[76..80]), (1 << 5, &[0; 4][..]));
         }
     }
@@ -265,7 +266,7 @@ mod tests {
         assert!(has(&three, b"PCI2") && !has(&three, b"PCI3"));
         let start = three.windows(4).position(|window| window == b"MCFG").unwrap();
         let mcfg = table(&three, start as u64);
-        // Entries behind 44 bytes of header: base, segment, first and last bus, four reserved bytes.
+        // Entries after 44 bytes of header. Each entry has a base, a segment, the first and last bus, and four reserved bytes.
         let entries: Vec<_> = mcfg[44..].chunks(16).map(|entry| (u64_at(entry, 0), entry[8])).collect();
         assert_eq!(entries, [(0xf800_0000, 0), (0xf810_0000, 1), (0xf820_0000, 2)]);
         // Hotplug slots and registers of the last segment.
@@ -319,7 +320,7 @@ mod tests {
     fn hotpluggable_processors_are_in_the_tables_at_boot() {
         let image = build(&TableConfig { vcpus: 2, max_vcpus: 35, ..config() }, 0).rest;
         let start = image.windows(4).position(|window| window == b"APIC").unwrap();
-        // Entries behind 44 bytes of header: type, length, UID, APIC ID, flags.
+        // Entries after 44 bytes of header. Each entry has a type, a length, a UID, an APIC ID and flags.
         let entries = table(&image, start as u64)[44..].chunks(8).take(35).map(|entry| (entry[0], entry[3], entry[4]));
         let wanted = (0..35).map(|id| (0, id, if id < 2 { 1 } else { 2 }));
         assert_eq!(entries.collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
@@ -351,7 +352,7 @@ mod tests {
 
     #[test]
     fn tables_of_the_largest_machine_fit() {
-        // RAM cannot be added to a machine with zones, and a machine with nodes has zones.
+        // A machine with NUMA nodes has zones, and RAM cannot be added to a machine with zones.
         for nodes in [None, most_nodes()] {
             let (segments, memory_devices) = (segments(MAX_PCI_SEGMENTS), nodes.is_none());
             let largest = TableConfig { vcpus: 1, max_vcpus: 254, segments, memory_devices, nodes, ..config() };

@@ -65,7 +65,7 @@ mod tests {
         bytes
     }
 
-    /// Returns the crate's version of the table, which is right for segment 0.
+    /// Returns the table as the crate `acpi_tables` builds it. The crate's table is right for segment 0.
     fn of_the_crate(iommu: PciAddress, range: &RangeInclusive<PciAddress>) -> Vec<u8> {
         let device = |a: PciAddress| viot::PciDevice::new(a.segment, a.bus, a.device, a.function);
         let mut table = viot::VIOT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn table_of_one_segment_matches_the_crates() {
         let at = PciAddress::on_root_bus;
-        // The tables differ in their creator and its revision, so their checksums differ too.
+        // The two tables differ in the creator ID and the creator revision, so their checksums differ too.
         let range = at(2)..=at(17);
         let (ours, theirs) = (bytes(&build(at(1), std::slice::from_ref(&range))), of_the_crate(at(1), &range));
         assert_eq!((&ours[..9], &ours[36..]), (&theirs[..9], &theirs[36..]));

@@ -28,7 +28,7 @@ const PAGE: usize = 4096;
 pub(super) struct Segment {
     /// Bytes in the file or in memory, whichever is more.
     pub(super) len: u64,
-    /// Part without bytes in the file.
+    /// Part of the segment for which the file has no bytes.
     pub(super) zeros: Range<u64>,
     /// First address behind the segment.
     pub(super) end: u64,
@@ -92,7 +92,7 @@ fn may_have_data(region: &RamRegion, range: &Range<u64>) -> bool {
     start < end
         && match fs::seek(file.file(), Find::Data(place(start))) {
             Ok(data) => data < place(end),
-            // NXIO: the file has no data up to its end. On other errors, the memory is checked.
+            // NXIO: the file has no data from this place to its end. On other errors, the region may have data.
             Err(error) => error != Errno::NXIO,
         }
 }

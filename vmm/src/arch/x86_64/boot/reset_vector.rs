@@ -2,9 +2,9 @@
 
 //! Code at the address where a PC's firmware starts after a reset.
 //!
-//! If Linux is built with EFI, as distribution kernels are, it restarts a hardware-reduced ACPI machine through EFI
-//! (`efi_reboot_required` in `arch/x86/platform/efi/quirks.c`). If it was not booted by EFI, it falls back to a real-mode
-//! jump to the firmware's entry. Carom's code at this entry resets the machine.
+//! Distribution kernels are built with EFI. Such a kernel restarts a hardware-reduced ACPI machine through EFI
+//! (`efi_reboot_required` in `arch/x86/platform/efi/quirks.c`). If EFI has not booted the kernel, the kernel jumps in
+//! real mode to the entry of the firmware instead. Carom's code at this entry resets the machine.
 
 use devices::acpi::power::{RESET_OFFSET, RESET_VALUE};
 use devices::ram::Ram;

@@ -20,7 +20,8 @@ const CHANGED: u8 = 0x80;
 
 /// Writes the device.
 pub(super) fn device(aml: &mut Vec<u8>) {
-    // The first name is longer than ACPI allows, the second has the maximum length. Hyper-V has both names.
+    // The first name is longer than ACPI allows, and the second name has the maximum length. Hyper-V reports both
+    // names.
     let names = Package::new(vec![&"VM_Gen_Counter", &"VMGENCTR"]);
     let (low, high): (u32, u32) = (narrow(GENERATION_ID & 0xffff_ffff), narrow(GENERATION_ID >> 32));
     let (port, len): (u16, u8) = (narrow(GENERATION_ID_PORT), narrow(REGISTER_LEN));

@@ -15,7 +15,7 @@ use crate::arch::segments;
 
 /// All functions of a slot.
 const ANY_FUNCTION: u32 = 0xffff;
-/// Pin INTA#, in the numbering of these tables. The only function in a slot uses this pin.
+/// Number of pin INTA# in ACPI tables. Each slot has only one function, which uses this pin.
 const INTA: u8 = 0;
 
 fn link_name(irq: u32) -> String {

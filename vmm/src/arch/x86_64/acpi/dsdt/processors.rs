@@ -100,7 +100,7 @@ fn fields(count: u32) -> Vec<FieldEntry> {
     let mut fields: Vec<FieldEntry> = (0..count).map(|number| field(&is_there(number), 1)).collect();
     let mut used = count;
     for kind in ['C', 'G'] {
-        // Skips to the end of the previous registers.
+        // Skips the remaining bits of the previous registers. They belong to processors that this VM cannot have.
         fields.push(FieldEntry::Reserved(bits(MAX_PROCESSORS - used)));
         fields.extend((0..words(count)).map(|word| field(&word_name(kind, word), 32)));
         used = words(count) * 32;
@@ -131,7 +131,7 @@ fn scan(count: u32) -> Vec<Box<dyn Aml>> {
     steps
 }
 
-/// Reads a field to a local variable.
+/// AML that reads a field into a local variable.
 struct Read {
     field: String,
     local: u8,
