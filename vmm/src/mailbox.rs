@@ -20,7 +20,7 @@ pub enum GuestEvent {
     Failed(String),
 }
 
-/// Notices of the host about devices. Each map has the IDs of devices, and their addresses on the host.
+/// Notices of the host about devices. Each map contains the host addresses of devices, by device ID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostNotes {
     /// Devices that had an uncorrectable error.
@@ -45,9 +45,9 @@ impl Notes {
     }
 }
 
-/// Mailbox in which a VM's vCPUs and the host side of its devices leave notes for the control thread. It holds at most one
-/// note of each kind (and device), so a guest that asks in a loop takes no more memory. Leaving a note never waits: the control
-/// thread may itself be waiting for the vCPU to pause.
+/// Mailbox in which a VM's vCPUs and the host side of its devices leave notes for the control thread. The mailbox holds at most one
+/// note of each kind, or of each kind and device. So the mailbox does not grow if a guest repeats a request endlessly. Leaving a note
+/// never waits, because the control thread may be waiting for the same vCPU to pause.
 pub struct Mailbox {
     notes: Mutex<Notes>,
     wake: Box<dyn Fn() + Send + Sync>,
@@ -94,7 +94,7 @@ impl Mailbox {
         (host, failed.map(GuestEvent::Failed).or(power_off).or(reset).or(left))
     }
 
-    /// Drops all requests for a reset, when a reset is in progress. Several vCPUs may have left requests, or one vCPU repeatedly.
+    /// Drops the note that asks for a reset. Called during a reset, which serves all requests that vCPUs have left so far.
     pub fn forget_resets(&self) {
         self.lock().reset = false;
     }

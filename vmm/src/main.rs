@@ -77,7 +77,7 @@ fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(),
     let crash_report = invocation.crash_report;
     // The order of the steps matters:
     // - Inherited descriptors are taken before any file is opened.
-    // - The API socket is bound after `watch_signals`, because from then on a signal ends the program in order.
+    // - The API socket is bound after `watch_signals`, because after `watch_signals` a signal ends the program cleanly.
     // - Files are emptied after the bind. If another process already serves the socket, the bind fails, and that process's files stay
     //   unchanged.
     let of_parts = vm.iter().flat_map(|vm| vm.parts());

@@ -261,7 +261,7 @@ impl Runner {
             Ok(VcpuExit::MemoryFault { gpa, .. }) => return Err(lost_memory(self.io_map.loss(gpa))),
             Ok(exit) => {
                 let exit = format!("{exit:?}");
-                // KVM cannot emulate instructions whose bytes are lost.
+                // Lost memory may be the cause, because KVM cannot emulate instructions whose bytes are lost.
                 let cause = missing_memory().map(|cause| format!("; {cause}")).unwrap_or_default();
                 return Err(GuestEvent::Failed(format!("vCPU {}: KVM cannot run the guest: {exit}{cause}", self.id)));
             }

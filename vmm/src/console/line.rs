@@ -21,8 +21,8 @@ use crate::process::thread_roles::LINE;
 
 /// Maximum bytes that wait for a reader.
 const KEPT: usize = 64 << 10;
-/// Maximum time that one write waits for room if a reader is connected. After this time, output is lost. On the serial port, the writing
-/// vCPU can wait this long. On a virtio-console, a pause of the VM can wait this long.
+/// Maximum time that one write waits for room in the buffer if a reader is connected. After this time, output is lost. On the serial
+/// port, the writing vCPU can wait this long. On a virtio-console, a pause of the VM can wait this long.
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum time without progress of the reader when the VM ends. After this time, the remaining output is lost.
 const TIMEOUT_AT_END: Duration = Duration::from_secs(1);
@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     const NAMES: Names = Names { shown: "serial port", thread: "serial" };
-    /// Limit that ends a hanging test.
+    /// Maximum time of a step. A test that hangs fails after this time.
     const LONG: Duration = Duration::from_secs(120);
 
     fn socket() -> (tempfile::TempDir, PathBuf, Line) {

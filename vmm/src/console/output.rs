@@ -18,18 +18,18 @@ use crate::process::queued_writer::QueuedWriter;
 const MAX_WAITING: u64 = 16 << 10;
 /// Maximum bytes of a regular file.
 const MAX_FILE: u64 = 256 << 20;
-/// Maximum time that a vCPU waits for room. After this time, output is lost. The time is long enough for a line of 9600 bits a
-/// second. It is also long enough for a pipe that is read at 8 KB/s, where room becomes free only in whole pages. A guest survives
-/// such a pause, because a real serial port makes the guest wait longer for a line of text. A client that pauses the VM meanwhile
-/// can also wait this long.
+/// Maximum time that a vCPU waits for room. After this time, output is lost. The time is long enough for a line of 9600 bits a second. It
+/// is also long enough for a pipe that is read at 8 KB/s, where room becomes free only in whole pages. A guest survives such a pause,
+/// because a real serial port makes the guest wait longer for a line of text. If a client pauses the VM meanwhile, the client can also
+/// wait this long.
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum time without progress of the reader when the VM ends. After this time, the remaining output is lost.
 const TIMEOUT_AT_END: Duration = Duration::from_secs(1);
 /// Maximum time to write the remaining output when the VM ends.
 const MAX_END: Duration = Duration::from_secs(10);
 
-/// Queue of standard output, once a guest uses it. Successive VMs share it, so that the remaining output of one VM comes before the
-/// output of the next.
+/// Queue of standard output, created when a guest first uses standard output. Successive VMs share the queue. So the remaining output of
+/// one VM is written before the output of the next VM.
 static STDOUT: Mutex<Option<Arc<QueuedWriter>>> = Mutex::new(None);
 
 /// Output of a VM's console. Dropping it waits until everything is written, unless the reader makes no progress.
@@ -37,7 +37,7 @@ pub struct ConsoleOutput {
     /// Name in the log.
     name: &'static str,
     queue: Arc<QueuedWriter>,
-    /// Bytes that the queue had lost before this VM.
+    /// Bytes that the queue had lost before this VM used it.
     lost_before: u64,
 }
 

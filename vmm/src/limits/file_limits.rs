@@ -92,7 +92,7 @@ pub fn apply(
     limits.allow_vm(config)?;
     let Limits { mut rules, named, .. } = limits;
     for (path, access) in bounds.files() {
-        // Later, the VM may use more files within the bounds, so all of them get rules. A missing file gets no rule.
+        // The VM may use other files within the bounds later, so every existing file within the bounds gets a rule.
         let Ok((opened, _)) = open(path) else { continue };
         add_rule(&mut rules, opened, *access).map_err(no_rule)?;
     }
@@ -238,8 +238,8 @@ impl<'b> Limits<'b> {
         }
         let (opened, real) = match open(path) {
             Ok(opened) => opened,
-            // The path may be the socket of a server that starts later. Landlock does not restrict connecting to a socket, so the check is
-            // here.
+            // The path may be the socket of a server that starts later. Landlock does not restrict connecting to a socket, so Carom checks
+            // the path itself.
             Err(_) if !self.bounds.allow_missing(path, access) => return Err(beyond(field, path, access)),
             Err(error) => {
                 self.named.extend(real_of_missing(path).map(|real| (real, access)));
@@ -277,8 +277,7 @@ impl<'b> Limits<'b> {
 
     fn allow_console(&mut self, console: &ConsoleTarget<'_>) -> Result<(), VmError> {
         match (console.mode, console.file, console.socket) {
-            // A pseudoterminal is allowed whatever the command line allows. The program creates both of its ends, so no other process is
-            // affected.
+            // A pseudoterminal is always allowed. The program creates both ends of the pseudoterminal, so no other process is affected.
             (ConsoleMode::Pty, ..) => {
                 let maker = Path::new("/dev/ptmx");
                 open(maker).map_err(|source| VmError::Device { what: "open /dev/ptmx for a console", source })?;

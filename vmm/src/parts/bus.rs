@@ -85,11 +85,11 @@ impl PartBus {
             shared,
         };
         let mut endpoints = Vec::new();
-        // Slots that the configuration assigns. Parts without an assigned slot avoid them.
+        // Slots that the configuration assigns. Parts without an assigned slot do not use these slots.
         let slot = |part: &dyn KindConfig| Some(PciAddress::on_segment(part.pci_segment(), part.pci_device_id()?));
         let wanted: Vec<PciAddress> = config.parts().filter_map(slot).collect();
         for part in config.parts().filter(|part| part.kind().takes_slot) {
-            // The slots for a device depend on whether the VM will have a virtio-iommu.
+            // The virtio-iommu is built later, but the slots for a device already depend on it.
             let address = bus.place(part, config.has_iommu(), &wanted)?;
             let mut built = Site { address, shared: &mut bus.shared }.build(&part.to_part())?;
             endpoints.extend(built.mapper.take().map(|mapper| (address, mapper)));
@@ -185,8 +185,8 @@ impl PartBus {
     }
 
     /// Takes RAM away from all parts, after an attempt to add the RAM failed and the RAM was withdrawn. A part may use the RAM even if
-    /// [`add_ram`](Self::add_ram) did not reach the part: a driver may have started a device with the RAM, or mapped it. Returns `false` if
-    /// the host keeps a mapping of the RAM. Then the pages must stay allocated.
+    /// [`add_ram`](Self::add_ram) has failed before that part: a driver may have started a device with addresses in the RAM, or mapped the
+    /// RAM. Returns `false` if the host keeps a mapping of the RAM. Then the pages must stay allocated.
     #[must_use]
     pub fn take_ram(&self, region: &RamRegion) -> bool {
         self.parts.iter().for_each(|placed| placed.part.take_ram(region));
@@ -199,13 +199,13 @@ impl PartBus {
     /// The size cannot change.
     pub fn resize(&self, id: &str, bytes: u64) -> Result<(), VmError> {
         let resized = self.parts.iter().find(|placed| placed.id == id);
-        // A disk may have left the bus in the meantime. No other resizable part can leave.
+        // A disk may have left the bus in the meantime. Other parts that can be resized cannot leave the bus.
         let gone = || VmError::Device { what: "resize a disk", source: std::io::ErrorKind::NotFound.into() };
         resized.ok_or_else(gone)?.part.resize(bytes)
     }
 
-    /// Closes a part that has left the bus. Returns its ID. Afterwards no memory is mapped or pinned for the part. Its host resources are
-    /// closed, unless a vCPU's access to it does not end in time.
+    /// Closes a part that has left the bus. Returns its ID. Afterwards no memory is mapped or pinned for the part. The part's host
+    /// resources are closed, unless a vCPU's access to the part does not end in time.
     pub fn close(&mut self, address: PciAddress) -> Option<String> {
         let place = self.parts.iter().position(|placed| placed.address == address)?;
         let Placed { id, behind, function, mut part, .. } = self.parts.remove(place);

@@ -20,8 +20,8 @@ pub(super) fn page_size_mask(limits: &[MapperLimits]) -> u64 {
 const LEAST_RANGE: u64 = (1 << 39) - 1;
 
 /// Returns the range of IOVAs that the virtio-iommu translates. The range starts at 0 and has at most `bits` bits. It ends at the highest
-/// IOVA that every endpoint's host IOMMU can translate. If an endpoint that is added later translates less, the guest sees the rest as
-/// reserved for that endpoint.
+/// IOVA that every endpoint's host IOMMU can translate. An endpoint that is added later may translate fewer IOVAs. The guest then sees
+/// the other IOVAs of the range as reserved for that endpoint.
 pub(super) fn input_range(limits: &[MapperLimits], bits: u8) -> RangeInclusive<u64> {
     let highest = |limits: &MapperLimits| limits.iova_ranges.iter().map(|range| *range.end()).max();
     let most = u64::MAX.unbounded_shr(64u32.saturating_sub(bits.into()));
@@ -108,7 +108,7 @@ mod tests {
     fn aperture_avoids_ranges_that_any_host_reserves() {
         let low = limits(&[0..=0xc000_0fff, 0xc000_2000..=u64::MAX]);
         let high = limits(&[0..=0xd000_0000, 0xd800_0000..=u64::MAX]);
-        // One host reserves a page of the first chunk. The other reserves the third quarter except its first byte.
+        // `low` reserves a page of the first chunk. `high` reserves the third quarter of the aperture, except the quarter's first byte.
         let both = [low, high];
         assert_eq!(window_aperture(&both[..1]), Some(0xc020_0000..=0xdfff_ffff));
         assert_eq!(window_aperture(&both), Some(0xc020_0000..=0xcfff_ffff));

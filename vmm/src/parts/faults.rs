@@ -15,7 +15,7 @@ pub(super) struct FaultPath {
     sender: FaultSender,
     /// Relay that holds the faults until the virtio-iommu is connected.
     relay: Option<FaultRelay>,
-    /// Handle of the thread that delivers the faults afterwards.
+    /// Handle of the thread that delivers the faults once the virtio-iommu is connected.
     reports: Option<FaultReports>,
     needed: bool,
 }

@@ -31,8 +31,8 @@ pub(super) const ROLES: &[ThreadRole] = &[iommu::POLL_ROLE, windows::STASH_ROLE,
 /// Ring features of the virtio-iommu's queues.
 const RING_FEATURES: RingFeatures = RingFeatures { indirect_desc: true, event_idx: true };
 
-/// Part of the virtio-iommu, without methods of its own. The virtio-iommu's counters come from [`IommuHandle`], because some of its figures
-/// are not plain numbers.
+/// [`Part`] of the virtio-iommu, which uses only default methods. The counters come from [`IommuHandle`], because some figures of the
+/// virtio-iommu are not plain numbers.
 struct Iommu;
 
 impl Part for Iommu {}
@@ -91,7 +91,7 @@ pub(super) fn build(
 ///
 /// - IOVAs below 4 GiB, which drivers allocate first: 2048 pages of the lowest level, and some pages of higher levels
 /// - windows above 4 GiB: 256 pages
-/// - other IOVAs: simultaneous mappings, and the gaps that IOVA allocators leave, cover less than twice the RAM
+/// - other IOVAs: twice the size of RAM, because simultaneous mappings and the gaps that IOVA allocators leave between them cover less
 fn max_table_pages(config: &VmConfig) -> u64 {
     /// Bytes that one page of the lowest page-table level translates.
     const LARGE_PAGE: u64 = 2 << 20;
@@ -126,7 +126,7 @@ pub(super) fn polls(poll: IommuPoll, vcpus: u32) -> bool {
 }
 
 /// Returns the configuration of the bounce windows for a guest that was booted with `ram_size` bytes of RAM. RAM that was added after boot
-/// does not move the windows. In a restored guest, the windows keep the aperture `was`, even if devices have left, because the driver
+/// does not move the windows. In a restored guest, the windows keep the aperture `was`, even if devices were removed, because the driver
 /// remembers the aperture.
 fn window(
     config: &VmConfig,

@@ -6,7 +6,7 @@
 //! [`bus`] puts parts on the root bus and behind the virtio-iommu. All other access to a part goes through [`Part`].
 //!
 //! Pause and resume, reset, and saved state belong to the function on the bus ([`PciDevice`]). The host bridge, pvpanic and the watchdog
-//! are such functions too, but not parts.
+//! are functions on the bus too, but they are not parts.
 
 mod balloon;
 mod block;
@@ -82,7 +82,7 @@ pub trait Part: Send {
     }
 }
 
-/// Resets the function of a part that leaves.
+/// Resets the function of a part that has left the bus.
 fn reset(function: &dyn PciDevice) {
     if let Err(error) = function.reset() {
         error!("{}: cannot reset the device: {error}", function.id());
@@ -94,7 +94,7 @@ struct Built {
     /// Function on the root bus. It has the part's ID.
     function: Arc<dyn PciDevice>,
     part: Box<dyn Part>,
-    /// Address space of the part, if it goes behind the virtio-iommu.
+    /// Mapper of the part's address space, if the part will be behind the virtio-iommu.
     mapper: Option<Box<dyn EndpointMapper>>,
 }
 

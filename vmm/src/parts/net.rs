@@ -112,7 +112,7 @@ mod tests {
             "{}",
             refused(&config)
         );
-        // The loopback interface is not a tap, for any user.
+        // The loopback interface is not a tap, so even root cannot open it as a tap.
         let config: NetConfig = "tap=lo".parse().unwrap();
         assert!(refused(&config).starts_with("net.tap: lo: "), "{}", refused(&config));
     }

@@ -16,7 +16,7 @@ impl DeviceObserver for Observer {
         let (source, name, key, value) = match event {
             DeviceEvent::Activated => ("virtio-device", "activated", "id", id),
             DeviceEvent::Reset => ("virtio-device", "reset", "id", id),
-            // Cloud Hypervisor has no event for this.
+            // Cloud Hypervisor has no event for a failed device.
             DeviceEvent::Failed => ("virtio-device", "failed", "id", id),
             DeviceEvent::WatchdogExpired => ("watchdog", "expired", "id", id),
             DeviceEvent::Panicked => ("guest", "panic", "event", "panic"),

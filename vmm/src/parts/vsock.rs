@@ -34,8 +34,8 @@ fn connections() -> usize {
     fitting(limit.unwrap_or(usize::MAX))
 }
 
-/// Returns the maximum number of connections for a descriptor limit. [`MOST_CLIENTS`] descriptors are reserved for clients. If the rest is
-/// not enough for everything, connections get half of the rest.
+/// Returns the maximum number of connections for a descriptor limit. [`MOST_CLIENTS`] descriptors are reserved for clients. Of the other
+/// descriptors, connections get all beyond [`OTHER_DESCRIPTORS`], but at least half.
 fn fitting(descriptors: usize) -> usize {
     let without_clients = descriptors.saturating_sub(MOST_CLIENTS);
     let rest = without_clients.saturating_sub(OTHER_DESCRIPTORS);

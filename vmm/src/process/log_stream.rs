@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Standard error and the log file. A separate thread writes each of them, so that a reader that stops reading blocks neither clients
+//! Standard error and the log file. Each stream has its own thread that writes it. So a reader that stops reading delays neither clients
 //! nor the end of the program.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -57,7 +57,7 @@ pub fn start() -> io::Result<LastLines> {
     Ok(LastLines(()))
 }
 
-/// Queues the log for `file` instead of standard error. Call it once.
+/// Writes the log to `file` instead of standard error, through a queue. Call it once.
 ///
 /// # Errors
 /// The log already has a file.
@@ -101,7 +101,8 @@ fn streams() -> impl Iterator<Item = &'static QueuedWriter> {
     [&LOG_FILE, &STANDARD_ERROR].into_iter().filter_map(OnceLock::get)
 }
 
-/// Waits until all queued lines are written, but at most 2 s for each stream. A stream whose reader reads nothing is waited for only once.
+/// Waits until all queued lines are written, but at most 2 s for each stream. If a stream's reader reads nothing, only the first call
+/// waits for this stream.
 pub fn flush() {
     // A program that fails at its start has not started the threads yet. If they cannot start, the wait below still ends.
     let _ = start_threads();

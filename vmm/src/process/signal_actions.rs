@@ -17,7 +17,7 @@ const IGNORED: [c_int; 7] = [
     libc::SIGVTALRM,
     libc::SIGPROF,
     libc::SIGIO,
-    // No kernel sends this signal.
+    // Linux itself never sends this signal.
     libc::SIGSTKFLT,
 ];
 

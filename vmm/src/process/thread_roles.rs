@@ -11,11 +11,11 @@ use devices::sandbox::calls::{
     unix_stream,
 };
 
-/// Types of the ioctl requests of KVM, and of VFIO and IOMMUFD.
+/// ioctl types: `KVM` for requests of KVM, and `VFIO` for requests of VFIO and IOMMUFD.
 const KVM: u8 = 0xae;
 const VFIO: u8 = b';';
 
-/// KVM requests of a vCPU: running, and the requests that a guest's register access can cause. `KVM_RUN`, `KVM_IRQ_LINE`,
+/// KVM requests of a vCPU thread. `KVM_RUN` runs the vCPU, and a guest's register access can cause the other requests: `KVM_IRQ_LINE`,
 /// `KVM_SET_USER_MEMORY_REGION`, `KVM_SET_GSI_ROUTING`, `KVM_IRQFD`, `KVM_IOEVENTFD`, `KVM_SIGNAL_MSI`.
 const OF_VCPU: &[Call] = &[
     Ioctl(0xae80),
@@ -112,7 +112,7 @@ const PROCESS: &[Call] = &[
     OnItself(libc::SYS_kill),
 ];
 
-/// Call that sets the host NUMA node of RAM. Without flags, existing pages stay where they are.
+/// Call that sets the host NUMA node of RAM. Only calls without flags are allowed, because they do not move existing pages.
 const NODES: &[Call] = &[With(libc::SYS_mbind, 5, 0)];
 
 const DRIVERS: &[Call] = &[IoctlsOf(KVM), IoctlsOf(VFIO)];
@@ -130,7 +130,7 @@ const INTERFACES: &[Call] = &[
     Ioctl(0x8933),
 ];
 
-/// Requests for the sizes of a block device and its sectors, and whether it is writable: `BLKSSZGET`, `BLKPBSZGET`,
+/// Requests that read a block device's size, its sector sizes, and whether the device is read-only: `BLKSSZGET`, `BLKPBSZGET`,
 /// `BLKGETSIZE64`, `BLKROGET`.
 const BLOCK_DEVICES: &[Call] = &[Ioctl(0x1268), Ioctl(0x127b), Ioctl(0x8008_1272), Ioctl(0x125e)];
 

@@ -143,7 +143,7 @@ impl StateSink for NewSnapshot {
         self.write_memory(|file| file.append_file(memory, at, len))
     }
 
-    /// The finished snapshot survives a power loss.
+    /// Completes the snapshot, which then survives a power loss.
     fn finish(&mut self, config: &VmConfig, state: &VmState) -> Result<(), VmStateError> {
         self.write_memory(|file| file.sync())?;
         self.write(CONFIG, &config.to_be_saved())?;

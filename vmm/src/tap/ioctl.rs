@@ -100,7 +100,8 @@ pub(super) fn use_queue(file: BorrowedFd<'_>, used: bool) -> io::Result<()> {
     request.call(file, libc::TUNSETQUEUE)
 }
 
-/// Returns the flags of an interface. Unless a function says otherwise, `socket` may be any socket, here and below.
+/// Returns the flags of an interface. `socket` may be any socket. The same is true for the functions below, unless their comments require
+/// another socket.
 pub(super) fn flags(socket: BorrowedFd<'_>, name: &str) -> io::Result<u16> {
     let mut request = Request::new(name)?;
     request.call(socket, libc::SIOCGIFFLAGS)?;

@@ -36,8 +36,9 @@ impl Contents {
     }
 }
 
-/// Thread that loads the contents while KVM creates the VM. KVM takes about as long, because it waits for other CPUs. Dropping this
-/// value waits for the thread, because a client may retry a failed boot with the same files and the same shared memory.
+/// Thread that loads the contents while KVM creates the VM. Loading takes about as long as KVM's work, because KVM waits for other
+/// CPUs. Dropping this value waits for the thread, because a client may retry a failed boot with the same files and the same shared
+/// memory.
 pub(super) struct Loading {
     outcome: Receiver<Result<Entry, VmError>>,
     thread: Option<JoinHandle<()>>,
@@ -56,7 +57,7 @@ impl Loading {
         Ok(Self { outcome, thread })
     }
 
-    /// Waits for the end of the thread. Afterwards the thread holds no references.
+    /// Waits until the contents are loaded. Afterwards the thread no longer uses the contents and RAM.
     pub(super) fn end(self) -> Result<Entry, VmError> {
         let result = self.outcome.recv();
         result.unwrap_or_else(|_| Err(failed(io::Error::other("the loader thread panicked"))))

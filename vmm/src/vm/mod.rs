@@ -333,7 +333,7 @@ impl Vm {
 }
 
 impl Drop for Vm {
-    /// Interrupts the virtio-iommu first. Next, the vCPUs end, and they would wait for their requests to the virtio-iommu.
+    /// Interrupts slow requests to the virtio-iommu before the vCPUs end. Otherwise the vCPUs would wait for these requests.
     fn drop(&mut self) {
         self.interrupt_iommu(true);
     }

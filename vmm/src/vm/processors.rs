@@ -110,7 +110,7 @@ impl Processors {
         let Some(made) = self.parked.remove(&number) else {
             let made = self.make(kvm, number)?;
             // KVM delivers INIT to a new vCPU only after its local APIC is registered. This call registers the APIC. Without the call, KVM
-            // registers it when another APIC changes.
+            // would register the APIC only when another APIC changes.
             made.power_on(kvm)?;
             return self.start(number, made);
         };

@@ -43,7 +43,7 @@ impl Vm {
                         add a device with iommu on first";
             return Err(StateError::rule(IommuBounceConfig::ID, rule).into());
         }
-        // These steps fail for a VM that cannot be saved, before anything large is written.
+        // If the VM cannot be saved, one of these steps fails before anything large is written.
         let functions = self.pci.save()?;
         let platform = self.board.save()?;
         let clock = self.clock.map_or_else(|| ClockState::save(&self.kvm.fd), |clock| Ok(clock.state()))?;

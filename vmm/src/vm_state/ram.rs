@@ -41,8 +41,8 @@ pub fn write(ram: &Ram, ranges: &[(u64, u64)], sink: &mut dyn StateSink) -> Resu
 /// now.
 ///
 /// If `source` has a file, private memory is mapped from the file. Then each page is read when the guest or a device touches it, and the
-/// file must not change while the VM runs. All other memory is copied. With `prefault`, only a private zone with a file of its own is
-/// mapped.
+/// file must not change while the VM runs. All other memory is copied. With `prefault`, private memory is mapped only if its zone has a
+/// file of its own.
 ///
 /// # Errors
 /// RAM cannot be allocated, or its bytes cannot be read.
@@ -91,7 +91,7 @@ fn fill<'s>(
     source.read(offset, &all).map(|()| None)
 }
 
-/// Clears the region, because the previous contents of the zone's file must not show where the source has holes.
+/// Clears the region. Otherwise the previous contents of the zone's file would stay where the source has holes.
 fn clear(region: &RamRegion) -> io::Result<()> {
     let Some(place) = region.file_offset() else {
         const ZEROS: [u8; 4096] = [0; 4096];

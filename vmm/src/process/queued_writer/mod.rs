@@ -21,8 +21,8 @@ use self::clock::{Clock, HostClock};
 use self::output::{Notice, Output, Pen, Written, lines};
 use crate::process::thread_roles::WRITER;
 
-/// Maximum bytes that are joined for one write. A slow line (9600 bits a second) transmits them in a third of a second. So even with a slow
-/// reader, writes complete often enough to show that the reader still reads.
+/// Maximum bytes that are joined for one write. A slow serial line (9600 bits a second) transmits these bytes in about 0.3 s. So even with
+/// a slow reader, writes complete often enough to show that the reader still reads.
 const PIECE: usize = 256;
 /// Maximum bytes that are joined for one write to a file on a disk. A disk has no slow reader, and a system call costs more than writing
 /// 256 bytes to a disk.
