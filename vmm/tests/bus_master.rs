@@ -23,10 +23,10 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use program::{call, put, wait_until};
 
-/// Time after which a device that ignores the bit would have acted.
+/// Time after which a device that ignores the bus-master bit would have served the request.
 const SOON: Duration = Duration::from_millis(50);
 
-/// Limit that ends a hanging test.
+/// Maximum time of a read. A test that hangs fails after this time.
 const LONG: Duration = Duration::from_secs(120);
 
 /// Serial port of the guest.
@@ -67,7 +67,8 @@ fn device_writes_no_memory_while_its_bus_mastering_is_off() {
     let Some(kernel) = c_guest::build("bus_master", &[], dir.path()) else { return };
     let source = dir.path().join("source");
     mknodat(CWD, &source, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    // Both ends are open, so that the source is empty but does not end.
+    // Both ends of the FIFO are open, so that a read of the source waits for bytes instead of reaching the
+    // end.
     let mut source = File::options().read(true).write(true).open(source).unwrap();
     let kernel = kernel.display().to_string();
     let (rng, serial) = (format!("src={}", path("source")), format!("socket={}", path("serial")));

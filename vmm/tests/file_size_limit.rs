@@ -221,7 +221,7 @@ fn disk_write_without_io_uring_fails_alone() {
     let no_ring: BpfProgram = no_ring.unwrap().try_into().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    // Children of a filtered thread inherit the filter.
+    // The program inherits the filter from the thread that starts it.
     thread::scope(|scope| {
         scope.spawn(|| {
             seccompiler::apply_filter(&no_ring).unwrap();
@@ -237,7 +237,7 @@ fn qcow2_write_beyond_the_limit_fails_alone() {
     let image = dir.join("image");
     let bytes = make_qcow2(&image);
     let Some(mut carom) = start_logged(dir) else { return };
-    // A cluster for the data would exceed the limit.
+    // The write needs a new cluster, which would exceed the limit.
     let counters = counters_of_disk(dir, &mut carom, &image, "Qcow2", bytes, [(IN, 3), (OUT, 5)]);
     assert_eq!(json!([counters["read_ops"], counters["errors"], counters["host_errors"]]), json!([1, 1, 1]));
     ends_in_order(&mut carom);

@@ -41,7 +41,7 @@ const SEEDS: &str = "1,2";
 const SECONDS: u64 = 12;
 /// Maximum time of an operation or of a query. It ends a hanging test, but is long enough for a busy machine.
 const OPERATION: Duration = Duration::from_secs(60);
-/// Limits on the program's resources. The guest has 64 MiB.
+/// Maximum numbers of the program's descriptors, threads and mappings, and maximum resident memory. The guest has 64 MiB of RAM.
 const DESCRIPTORS: usize = 150;
 /// Additional descriptors for each host device: a drive of the rig has 65 vectors.
 const DESCRIPTORS_OF_A_DEVICE: usize = 80;
@@ -54,8 +54,8 @@ const WINDOWS: u64 = 8 << 20;
 const CHUNK: u64 = 2 << 20;
 /// Maximum bytes of the log, and of events, per minute.
 const WRITTEN: u64 = 1 << 20;
-/// Pause at the start of a guest that did not reset itself (see `guest.c`): 2 to this power, in cycles. An emulated machine needs longer
-/// to stop the guest.
+/// A guest that did not reset itself pauses at its start (see `guest.c`). The pause lasts 2 to the power of `QUIET` cycles. On an
+/// emulated machine the pause is longer, because the test needs longer to stop the guest.
 const QUIET: u32 = 32;
 const QUIET_EMULATED: u32 = 33;
 /// Cycles of the fastest CPU in a nanosecond.
@@ -65,7 +65,7 @@ const SAID: Duration = Duration::from_secs(1);
 
 /// Seed of the guest that acts while host calls fail.
 const FAULTY_SEED: u32 = 3;
-/// Faults: a call, its error, and the interval of failing calls. The `ioctl` calls include `KVM_RUN`, which enters the guest.
+/// Faults: a call, its error, and the interval between two calls that fail. The `ioctl` calls include `KVM_RUN`, which enters the guest.
 const FAULTS: &[(&str, &str, u32)] = &[
     ("mmap", "ENOMEM", 3),
     ("madvise", "ENOMEM", 2),
@@ -95,7 +95,7 @@ impl Drop for Carom {
     }
 }
 
-/// Returns the pause at the start of a guest: 2 to this power, in cycles.
+/// Returns the length of the pause at the start of a guest, as a power of 2 in cycles.
 fn quiet() -> u32 {
     if devices().is_empty() { QUIET } else { QUIET_EMULATED }
 }
@@ -196,7 +196,7 @@ impl Carom {
             return false;
         }
         let is_paused = self.put("vm.pause");
-        // The guest pauses this long, unless it has reset itself meanwhile.
+        // True if the guest's pause may be over. (A guest that has reset itself does not pause.)
         let has_begun = asked.elapsed() >= Duration::from_nanos((1 << quiet()) / CYCLES);
         let paused = Instant::now();
         while !self.serial().ends_with('Q') && paused.elapsed() < SAID {
@@ -246,7 +246,7 @@ impl Carom {
 fn attack(seed: u32, time: Duration) -> Option<()> {
     let mut carom = Carom::start(seed, &[])?;
     let (start, mut questions, mut looks, mut turn, mut pinned) = (Instant::now(), Vec::new(), 0, 0, 0);
-    // A guest that gets little CPU time needs longer.
+    // A guest that gets little CPU time gets more time to act.
     while start.elapsed() < time || (!carom.has_acted() && start.elapsed() < time + LIMIT) {
         let next = start + Duration::from_secs(2) * (turn + 1);
         while Instant::now() < next {

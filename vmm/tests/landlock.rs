@@ -203,7 +203,7 @@ fn boot_works_once_its_missing_file_exists() {
             let text = refused(dir, "vm.boot", None);
             let expected = format!("{named}: {}: No such file or directory (os error 2)", dir.join(name).display());
             assert_eq!(text, expected, "{name}");
-            // Files that were named before the missing file are not created either.
+            // The failed boot has not created the console file either.
             assert!(!dir.join("console").exists(), "{name}");
 
             match name {

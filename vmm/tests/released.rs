@@ -247,7 +247,8 @@ fn descriptor_kept_by_the_parent_holds_no_lock() {
             assert!(is_free(&site.at("image")));
         }
         carom.end(signal);
-        // The next process can lock the image. A process waits for the lock only after a killed process, whose writes may be under way.
+        // The next process can lock the image. The next process has to wait for the lock only if this process was killed, because
+        // writes of a killed process may be under way.
         drop(site.start_with_disk(""));
     }
 }

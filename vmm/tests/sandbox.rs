@@ -168,7 +168,8 @@ fn ring() {
     eprintln!("it was: {:?}", [made, entered, registered].map(|error| error == libc::EPERM));
 }
 
-/// Registers two pages as memory of huge pages. The second page has no blocks in the file, as if no huge page were left for it.
+/// Registers two pages as memory that consists of huge pages. The file has no data for the second page, as if the host had no free
+/// huge page.
 fn lose_huge_page() {
     static KEPT: OnceLock<(MmapRegion, Registration)> = OnceLock::new();
     const LEN: usize = 2 * 4096;
@@ -194,7 +195,7 @@ fn ordinary() {
     let panicked =
         std::panic::catch_unwind(|| assert!(std::time::Instant::now().elapsed().is_zero(), "{}", many.len()));
     drop(many);
-    // The thread that starts the others would wait for itself.
+    // The thread that starts the others cannot start one here: it would wait for itself.
     if std::thread::current().name() != Some(STARTER) {
         sandbox::start(rng::ROLE, "another".into(), || eprintln!("another one")).unwrap().join().unwrap();
     }

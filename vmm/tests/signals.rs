@@ -95,7 +95,8 @@ fn signals_without_a_meaning_are_ignored() {
 fn ending_signals_end_the_process_cleanly() {
     for signal in ENDING {
         if signal == libc::SIGHUP && is_ignored(libc::SIGHUP) {
-            // Carom inherits the ignored signal, as under nohup.
+            // This test ignores the signal, as under nohup. Carom inherits this, so the signal
+            // would not end it.
             continue;
         }
         let dir = tempfile::tempdir().unwrap();

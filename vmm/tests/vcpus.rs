@@ -33,7 +33,8 @@ enum Guest {
 impl Guest {
     /// Returns code that reads which processors to eject, and reports the reaction for each.
     fn code(self) -> [u8; 24] {
-        // No register is at port 0x688.
+        // The guest reports to port 0x680 (ejected) or 0x684 (refused). Port 0x688 has no register,
+        // so a write there reports nothing.
         let port = match self {
             Self::LetsGo => 0x80,
             Self::Refuses => 0x84,

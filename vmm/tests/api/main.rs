@@ -110,7 +110,7 @@ fn ping_returns_version_and_process() {
 fn socket_is_owner_only_and_removed_at_each_kind_of_end() {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         if signal == Signal::HUP && is_ignored(libc::SIGHUP) {
-            // Carom inherits the ignored signal, as under nohup.
+            // This test ignores the signal, as under nohup. Carom inherits this, so the signal would not end it.
             continue;
         }
         let mut carom = Carom::start();
@@ -156,11 +156,11 @@ fn refused_second_process_leaves_the_files_of_the_first() {
     assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
     assert_eq!(fs::read_to_string(&events).unwrap(), starting);
     assert_eq!(fs::read_to_string(&log).unwrap(), "what the first wrote");
-    // A third process with its own socket starts and empties the files.
+    // A third process with its own socket starts, and empties the first process's files.
     let other = carom.socket.with_file_name("other.sock");
     let mut third = same().arg("--api-socket").arg(format!("path={}", other.display())).spawn().unwrap();
     wait_for(|| UnixStream::connect(&other).ok());
-    // The process binds the socket first and empties the files afterwards.
+    // The third process binds its socket first, and empties the files afterwards.
     wait_for(|| fs::read_to_string(&log).ok().filter(String::is_empty));
     third.kill().unwrap();
     third.wait().unwrap();

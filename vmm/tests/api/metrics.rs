@@ -30,7 +30,8 @@ fn exchange(address: SocketAddr, request: &[u8]) -> String {
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(request).unwrap();
     let mut answer = String::new();
-    // A client that is rejected before its request was read may get a reset.
+    // If the server rejects a client before it has read the client's request, the client may get a
+    // TCP reset.
     let _ = stream.read_to_string(&mut answer);
     answer
 }
@@ -73,7 +74,7 @@ fn metrics_connection_flood_leaves_the_api_reachable() {
     for _ in 0..50 {
         assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
     }
-    // Places become free again.
+    // When these clients disconnect, their places become free.
     drop(held);
     while !exchange(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         .starts_with("HTTP/1.1 200")

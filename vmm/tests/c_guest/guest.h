@@ -105,7 +105,7 @@ static inline int heard(void)
 /* All processors share one pair of configuration ports. */
 static volatile uint32_t pci_lock;
 
-/* Reads the configuration register at `at` of the device in `slot`: 32 bits, or from `at` to the end of its word. */
+/* Reads configuration space of the device in `slot`. Returns the bytes from `at` to the end of the 32-bit word that contains `at`. */
 static inline uint32_t pci_read(uint32_t slot, uint32_t at)
 {
 	uint32_t v;
@@ -173,7 +173,7 @@ extern uint8_t interrupt[];
 extern volatile uint16_t idt[];
 extern void (*volatile interrupt_handler)(void);
 
-/* Sets the interrupt handler, which all vectors share, and enables it for `vector`, at most 0x30. */
+/* Sets the interrupt handler, which all vectors share, and enables it for `vector`. `vector` is at most 0x30. */
 static inline void handle_interrupt(uint32_t vector, void (*handler)(void))
 {
 	interrupt_handler = handler;

@@ -30,7 +30,7 @@
 #define IOMMU_USED 0x1202000u
 #define REQUEST 0x1203000u
 #define TAIL 0x1203100u
-/* VIRTIO_IOMMU_F_MAP_UNMAP, and VIRTIO_IOMMU_F_BOUNCE_WINDOW, which has its windows below 4 GiB. */
+/* VIRTIO_IOMMU_F_MAP_UNMAP, and VIRTIO_IOMMU_F_BOUNCE_WINDOW for windows below 4 GiB. */
 #define IOMMU_FEATURES (1u << 2 | 1u << 23)
 #define ATTACH 1
 #define MAP 3
@@ -38,7 +38,7 @@
 /* Offsets of the device configuration and the notification register in the BAR. */
 #define CONFIG 0x2000
 #define NOTIFY 0x3000
-/* Flag of the device: it needs no notifications. */
+/* Flag that the device sets while it needs no notifications. */
 #define NO_NOTIFY 1
 
 static uint16_t available, used;

@@ -11,7 +11,8 @@
  * repeats the same actions, as far as the timing of the vCPUs allows.
  *
  * A life lasts some seconds and ends with a reset by the guest itself, through ACPI's register or a triple fault. If the guest did
- * not end a life itself, the next life begins with a pause. During the pause, the test checks what is left of the previous life.
+ * not end a life itself, the next life begins with a pause. During the pause, the test checks that nothing of the previous life is
+ * left.
  */
 #include "guest.h"
 
@@ -23,7 +24,7 @@
 #define RING_SIZE 0x4000u
 #define BUFFERS 0x2000000u
 #define RAM_END 0x4000000u
-/* Data that survives a reset, because nothing is loaded there. */
+/* Data that survives a reset, because Carom loads nothing at this address. */
 #define KEPT ((volatile struct kept *)0x3f00000)
 #define MAGIC 0x0b5e55edu
 /* Addresses for 32-bit BARs. */
@@ -37,7 +38,7 @@ struct kept {
 };
 
 struct device {
-	/* `base` and `notify` are the last known addresses of its registers and its notification port. */
+	/* `base` is the last known address of the device's registers, and `notify` that of its notification port. */
 	uint32_t slot, type, base, notify;
 	uint16_t next[MAX_QUEUES];
 	uint32_t queues, size[MAX_QUEUES];
@@ -523,7 +524,7 @@ static void boot_cpu(const uint32_t *info)
 	end = tsc() + ((2ull + below(0, 3)) << 31);
 	while (tsc() < end) {
 		act(0, 0);
-		/* Acts in place of processors that have not started. */
+		/* The boot processor also takes the roles of processors that have not started. */
 		first = came;
 		if (first < MAX_CPUS && !below(0, 4))
 			act(first + below(0, MAX_CPUS - first), 0);

@@ -128,7 +128,7 @@ fn truncate(path: &Path) {
     OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();
 }
 
-/// Returns accesses of the guest to the lost page: by its own instructions, and by instructions that KVM emulates.
+/// Returns code for accesses to the lost page. The guest executes two of the accesses itself, and KVM emulates the other two.
 fn accesses() -> [(&'static str, Code); 4] {
     let start = || Code::default().wait();
     [
@@ -200,7 +200,7 @@ impl Drop for FullFileSystem {
 
 #[test]
 fn zone_on_a_full_file_system_stops_the_vm_and_the_api_answers() {
-    // The guest accesses the page by its own instruction, and by an instruction that KVM emulates.
+    // The guest executes the first access itself, and KVM emulates the second.
     for (what, code) in accesses().into_iter().step_by(3) {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
@@ -251,7 +251,7 @@ fn triple_fault_with_a_full_file_system_is_a_reset() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let Some(system) = FullFileSystem::mount(dir.join("full")) else { return };
-    // `inc dword [AFTER]`, and a triple fault while the word is 1.
+    // `inc dword [AFTER]`, then a triple fault if the word is 1. So the guest is reset once.
     let mut code = vec![0xff, 0x05];
     code.extend(AFTER.to_le_bytes());
     code.extend([0x83, 0x3d]);

@@ -25,7 +25,7 @@
 #define REQUESTS 0x1010000u
 #define TAILS 0x1020000u
 #define PAGE 0x1100000u
-/* Flag of the device: it needs no notifications. */
+/* Flag that the device sets while it needs no notifications. */
 #define NO_NOTIFY 1
 
 static uint32_t notify;

@@ -3,9 +3,9 @@
  * A guest that checks each byte that it reads from devices, while the VM is paused repeatedly. It has no operating system and no
  * paging, and is 32-bit code behind a PVH entry.
  *
- * It uses instructions whose accesses KVM completes in pieces: 16 bytes at once, strings, read-modify-write, and port strings. The
- * boot processor tests all regions that it finds, except one MSI-X table for each of the other processors. It starts processors
- * that are added, and ejects processors that it is asked to release.
+ * The guest uses instructions whose accesses KVM completes in pieces: 16 bytes at once, strings, read-modify-write, and port
+ * strings. Each of the other processors tests one MSI-X table. The boot processor tests all other regions that it finds, starts
+ * processors that are added, and ejects processors that it is asked to release.
  *
  * After each round, one instruction prints a line of 16 bytes with the number of the round. A line that begins with '!' reports a
  * wrong word, and the guest stops comparing.
@@ -24,7 +24,7 @@
 #define HOLE 0xf0000000u
 #define HOLE_SIZE 0x1000000u
 #define VIRTIO 0x1af4
-/* Device of the vfio-user server. */
+/* Vendor and device ID of the device that the vfio-user server serves. */
 #define SERVED 0x11e81234
 
 enum kind {
@@ -32,16 +32,16 @@ enum kind {
 	CONSTANT,
 	/* Each word keeps the value last written. */
 	MEMORY,
-	/* An MSI-X table: memory, but the last word of each entry has one bit, the mask. The mask stays set. */
+	/* An MSI-X table: like memory, but the last word of each entry has only the mask bit, which stays set. */
 	TABLE,
-	/* BARs in ECAM of a function that does not decode: some bits of each word do not change. */
+	/* BARs in the ECAM of a function whose decoding is off. Some bits of each word do not change. */
 	BARS,
 };
 
 struct region {
 	uint32_t base, words, cpu;
 	enum kind kind;
-	/* Values of a constant. For BARs: bits that change, and bits that are always set. */
+	/* `is` has the values of a constant. For BARs, `changes` has the bits that change, and `set` the bits that are always set. */
 	uint32_t is[MAX_WORDS], changes[MAX_WORDS], set[MAX_WORDS];
 };
 
@@ -253,7 +253,7 @@ static void find_table(uint32_t slot)
 	}
 }
 
-/* Adds BARs that may have any value, because the function does not decode. */
+/* Adds the BARs of a function. They may have any value, because the function's decoding is off. */
 static void use_bars(uint32_t slot)
 {
 	uint32_t at = ECAM + (slot << 15) + 0x10, i, ones;
@@ -274,7 +274,7 @@ static void find(void)
 {
 	uint32_t slot, id, base;
 
-	/* The host bridge comes first. */
+	/* The host bridge becomes the first region. */
 	for (slot = 0; slot < 32; slot++) {
 		id = pci_read(slot, 0);
 		if (id == ~0u)
