@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Response times of the API, without KVM. The benchmark measures a `carom` process without a guest, and the same server and control
-//! thread with a null guest. The driver of the null guest is idle, or maps and unmaps as fast as exits allow. The host's side of each
-//! mapping does nothing.
+//! Response times of the API, without KVM. The benchmark measures a `carom` process without a guest. It also measures the server and
+//! the control thread in this process, with a null guest. The driver of the null guest is idle, or maps and unmaps as fast as exits
+//! allow. The mappings have no effect on the host.
 //!
 //! In the same run, [`Echo`] repeats a stored answer of the API's server. Its times show the share of the host, without Carom's work.
 
@@ -262,7 +262,7 @@ impl Guest {
     }
 }
 
-/// Minimum time of a guest between two requests: an exit to the VMM and back.
+/// Minimum time between two requests of a guest: the time of an exit to the VMM and back.
 const EXIT: Duration = Duration::from_micros(2);
 
 /// Maps and unmaps a page repeatedly, with the calls that the device's queue makes to the engine.
@@ -373,8 +373,8 @@ fn show(head: &str, who: &str, pause: Duration, mut times: Vec<Duration>, whole:
     println!("  {name:9} {who:14} {pace:13} p50 {}  p99 {}  p99.9 {}  {rate:7.0}/s", at(500), at(990), at(999));
 }
 
-/// Like [`measure`], but one thread has [`CLIENTS`] connections, as in load generators. So the times contain no competition of many
-/// client threads for the same cores.
+/// Like [`measure`], but one thread has [`CLIENTS`] connections, as in load generators. So no other client threads compete with the
+/// server for the cores.
 fn measure_connections(socket: &Path, head: &str, requests: usize, pause: Duration) {
     let request = format!("{head} HTTP/1.1\r\nHost: x\r\n\r\n");
     let start = Instant::now();

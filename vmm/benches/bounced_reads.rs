@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Reads of 4 KiB and 64 KiB from an emulated disk into a bounce window, by a guest without an operating system, one at a time and 64 at a
-//! time. During the reads, the guest sends no request to the virtio-iommu. So the VMM only looks up IOVAs of the window and of the queue, and
-//! copies the data.
+//! Measures reads of 4 KiB and 64 KiB from an emulated disk into a bounce window. A guest without an operating system makes one read at a
+//! time, then 64 at a time. During the reads, the guest sends no request to the virtio-iommu. So the VMM only looks up IOVAs of the window
+//! and of the queue, and copies the data.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 

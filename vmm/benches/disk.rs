@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Reads of 4 KiB from an emulated disk by a guest without an operating system, one at a time and 64 at a time. The image is in the
-//! host's RAM, so only the VMM takes time. `CAROM_DISK` contains further options of the disk.
+//! Measures reads of 4 KiB from an emulated disk. A guest without an operating system makes one read at a time, then 64 at a time.
+//! The image is in the host's RAM, so only the VMM takes time. `CAROM_DISK` contains further options of the disk.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 

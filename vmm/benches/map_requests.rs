@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Pairs of MAP and UNMAP by a guest without an operating system, for one page and for 64 pages at a time. The times contain exits, the
-//! queue and the engine. The endpoint is an emulated disk, so the host's kernel maps nothing.
+//! Measures pairs of MAP and UNMAP requests. A guest without an operating system maps and unmaps one page at a time, then 64 pages at a
+//! time. The times include the exits, the work on the queue and the engine's work. The endpoint is an emulated disk, so the host's
+//! kernel maps nothing.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 

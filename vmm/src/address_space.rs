@@ -54,7 +54,8 @@ impl IoMap {
         self.slots.get_or_init(|| slots);
     }
 
-    /// Reads from the memory space. If no device has registers at `address`, the read tries guest memory first.
+    /// Reads from the memory space. If no device has registers at `address`, tries to read guest memory before it looks for a device that
+    /// is memory.
     ///
     /// # Errors
     /// A page of guest memory is lost.
@@ -70,7 +71,8 @@ impl IoMap {
         Ok(())
     }
 
-    /// Writes to the memory space. If no device has registers at `address`, the write tries guest memory first.
+    /// Writes to the memory space. If no device has registers at `address`, tries to write guest memory before it looks for a device that
+    /// is memory.
     ///
     /// # Errors
     /// A page of guest memory is lost.

@@ -222,7 +222,7 @@ pub(crate) mod tests {
         // Both parts of a zone are in the same file.
         let places = memory.iter().map(|region| region.file_offset().map(FileOffset::start));
         assert_eq!(places.collect::<Vec<_>>(), [None, Some(0), Some(2 * GIB), None]);
-        // A write across the end of a zone reaches both zones.
+        // A write across the end of a zone changes both zones.
         memory.write_slice(&[7; 8], GuestAddress(GIB - 4)).unwrap();
         assert_eq!(memory.read_obj::<u64>(GuestAddress(GIB - 4)).unwrap(), 0x0707_0707_0707_0707);
         assert_eq!(boot_ram(&MemoryConfig::with_size(5 * GIB)), ram_ranges(5 * GIB));
@@ -242,7 +242,7 @@ pub(crate) mod tests {
             assert_eq!(memory.read_obj::<[u8; 2]>(start).unwrap(), [5; 2], "RAM starts with the file's contents");
             memory.write_obj(9u8, start).unwrap();
             assert_eq!(std::fs::read(&path).unwrap()[..2], [if shared { 9 } else { 5 }, 5]);
-            // Only a shared region has a file: returning a page of a private region to the host must not punch a hole in the file.
+            // A private region must have no file. Otherwise returning a page of the region to the host would punch a hole in the file.
             assert_eq!(memory.find_region(start).unwrap().file_offset().is_some(), shared);
         }
         let made = create(&zoned(&[&format!("id=a,size=32M,file={}", dir.path().display())])).unwrap();

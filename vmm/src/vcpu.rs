@@ -103,8 +103,8 @@ impl Vcpu {
         self.shared.halted.store(false, Ordering::Release);
     }
 
-    /// Waits until the vCPU is out of the guest. Then all its accesses to devices are complete, so the vCPU's registers can be read and
-    /// written.
+    /// Waits until the vCPU is out of the guest. After that, all of the vCPU's accesses to devices are complete, so its registers can be
+    /// read and written.
     pub fn wait_paused(&self) {
         self.shared.handshake.wait_parked_nudging(KICK_AGAIN, || self.kick());
     }

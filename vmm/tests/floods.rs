@@ -23,7 +23,7 @@ use tiny_guest::elf;
 
 /// `ud2`, without an exception handler: a triple fault.
 const RESET: &[u8] = &[0x0f, 0x0b];
-/// Number of resets, and their minimum total time.
+/// Number of resets, and minimum time that all these resets together must take.
 const RESETS: usize = 16;
 const SLOWED: Duration = Duration::from_secs(4);
 

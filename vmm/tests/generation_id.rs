@@ -110,7 +110,7 @@ fn each_restore_has_a_new_id_and_one_notice() {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), 3, "{ids:?}");
-    // The restored VM also keeps its ID.
+    // A pause or a reboot does not change the restored VM's ID.
     guest.put("vm.pause", None);
     guest.put("vm.resume", None);
     assert_eq!(guest.sees("the guest continues", |_| true), (last.clone(), 1));

@@ -58,7 +58,8 @@ fn can_be_tested() -> bool {
     true
 }
 
-/// Returns how often the program makes a call before it begins its work. The count is that of a run that only prints the version.
+/// Returns how often the program makes a call before it begins its work. The function counts the calls of a run that only prints the
+/// version.
 fn before_it_begins(dir: &Path, call: &str) -> usize {
     let trace = dir.join("trace");
     let status = Command::new("strace")

@@ -20,7 +20,7 @@ const HOW: &str = "CAROM_TEST_PANIC";
 /// Variable with the file for crash reports.
 const REPORT: &str = "CAROM_TEST_REPORT";
 
-/// Limit that ends a hanging test.
+/// Time after which a hanging test fails.
 const HUNG: Duration = Duration::from_secs(120);
 
 /// Value that panics again while it is dropped, which aborts the process.

@@ -26,7 +26,7 @@ use program::{Carom, call, put, start};
 
 /// Default number of pauses in each test.
 const PAUSES: u32 = 48;
-/// Limit that ends a test whose guest hangs.
+/// Time after which a test fails if its guest hangs.
 const HUNG: Duration = Duration::from_secs(240);
 
 /// Line that the guest prints after the first round.

@@ -33,11 +33,11 @@ use vmm::tap::{Tap, TapOptions};
 
 use program::has_kvm;
 
-/// Limit that ends a hanging test.
+/// Time after which a hanging test fails.
 const HUNG: Duration = Duration::from_secs(300);
 const IMAGE_BYTES: u64 = 1 << 20;
 
-/// Lock that lets only one test run at a time, because a process that another test starts has this test's descriptors until it calls
+/// Lock that lets only one test run at a time. A process that another test starts would have this test's descriptors until it calls
 /// execve(2).
 static ALONE: Mutex<()> = Mutex::new(());
 

@@ -66,8 +66,8 @@ fn socket_exists_as_long_as_its_device() {
         assert!(!socket.exists());
     }
 
-    // The VM also boots without the device, which is then hot-plugged. The guest does not release devices, so a removal is complete
-    // only after a reset.
+    // The VM also boots without the device, which is hot-plugged afterwards. The guest does not release devices, so a removal is
+    // complete only after a reset.
     put(dir, "vm.remove-device", Some(&json!({"id": "_vsock"})));
     put(dir, "vm.boot", None);
     assert!(!socket.exists());

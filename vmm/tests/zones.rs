@@ -68,7 +68,7 @@ fn shared_zone_file_holds_guest_writes_and_restored_ram() {
     put(dir, "vm.pause", None);
     put(dir, "vm.snapshot", Some(&json!({"destination_url": url})));
     put(dir, "vm.delete", None);
-    // Restoring must replace everything in the file: the guest's data and other bytes.
+    // The restore must replace these bytes, both where the guest had written and where it had not.
     file.write_all_at(&[0xff; 8192], 32 * MIB).unwrap();
     for prefault in [false, true] {
         put(dir, "vm.restore", Some(&json!({"source_url": url, "prefault": prefault})));

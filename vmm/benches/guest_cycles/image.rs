@@ -12,7 +12,8 @@ const IMAGE: usize = 32 << 20;
 
 /// Creates a disk image in `dir`, and returns the value of `--disk`. `more` contains further parts of the value.
 ///
-/// The queue's thread runs on the second CPU and the vCPU on the first CPU, so that the scheduler does not move them.
+/// The queue's thread runs on the second CPU and the vCPU on the first CPU, so that the scheduler does not move the
+/// threads.
 pub(crate) fn disk(dir: &Path, more: &str) -> String {
     let image = dir.join("image");
     fs::write(&image, vec![1; IMAGE]).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Connection of a client: the time limits of its requests, and the descriptors that come with them.
+//! Connection of a client. It limits the time of each request, and receives the file descriptors that are sent with a request.
 //!
 //! Some clients of the API keep one connection for as long as the VM lives and never reconnect. So the API's socket has no limit on the
 //! silence between two requests. The metrics address limits this silence, because any client of the network can connect to it. The time
@@ -68,7 +68,7 @@ enum Phase {
 struct Progress {
     phase: Phase,
     descriptors: Vec<OwnedFd>,
-    /// True if descriptors were lost: they exceeded [`MAX_DESCRIPTORS`] or the process's limit.
+    /// True if descriptors were lost: more than [`MAX_DESCRIPTORS`] came, or the process reached its limit of open files.
     lost: bool,
 }
 

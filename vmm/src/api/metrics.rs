@@ -13,7 +13,7 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registr
 
 use crate::control::{Figures, figures};
 
-/// Metrics of one scrape: created from the figures, rendered, and dropped.
+/// Metrics of one scrape. They are created from the figures, rendered as text, and dropped.
 struct Scrape(Registry);
 
 impl Scrape {
@@ -219,8 +219,8 @@ fn stalls(times: &Histogram) -> MetricFamily {
 /// have few samples, and each class would be another time series.
 const CLASSES: std::ops::RangeInclusive<u64> = 255..=(1 << 30);
 
-/// Returns a metric family with a histogram for each of `named`. The family is built from protocol types, because the crate's own
-/// histogram type counts single samples, and these samples are already counted.
+/// Returns a metric family with a histogram for each of `named`. The family is built from the crate's protocol types. The crate's
+/// own histogram type would count single samples, but the samples of `named` are already counted.
 fn histogram(name: &str, help: &str, label: &str, named: &[(&str, &Histogram)]) -> MetricFamily {
     let metrics = named.iter().map(|(of, histogram)| {
         let mut pair = LabelPair::default();

@@ -87,7 +87,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
     }
 
-    /// Source of answers. It counts readings, and answers each reading with the count once the test adds a permit.
+    /// Source of answers. Each reading waits for a permit of the test. The answer is the number of readings so far.
     #[derive(Clone)]
     struct Source {
         asked: Arc<AtomicUsize>,

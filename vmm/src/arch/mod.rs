@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Code for one processor architecture. The rest of the VMM uses this code only through this module, and names no architecture.
+//! Code for one processor architecture. The rest of the VMM uses this code only through this module, and contains no name of an
+//! architecture.
 //!
 //! An architecture provides:
 //!

@@ -156,7 +156,7 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // The write fails only if the counter is already very high, and then the thread wakes anyway.
+        // The write fails only if the eventfd's counter is already near its maximum. In this case, the thread wakes anyway.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 

@@ -37,7 +37,8 @@ fn input() -> MutexGuard<'static, Input> {
     INPUT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Standard input as used by a guest, in raw mode if it is a terminal. Dropping the last `Terminal` restores the settings.
+/// Standard input while a guest uses it. If standard input is a terminal, it is in raw mode. Dropping the last `Terminal`
+/// restores the settings.
 pub struct Terminal(u64);
 
 impl Terminal {
@@ -116,7 +117,8 @@ fn enter_raw_mode() -> io::Result<()> {
     Ok(())
 }
 
-/// Restores the terminal's settings, once. Call it before the process ends without dropping each [`Terminal`].
+/// Restores the terminal's settings, once. If the process ends before every [`Terminal`] is dropped, call this function
+/// first.
 pub fn restore() {
     let original = ORIGINAL.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(original) = original {

@@ -47,8 +47,8 @@ impl Message {
     }
 }
 
-/// Client that waits in the queue. A client that is dropped without an answer gets the error `Ending`, because the queue is
-/// dropped only when the VMM ends.
+/// Client that waits in the queue. If this value is dropped before the client has an answer, the client gets the error `Ending`,
+/// because the queue is dropped only when the VMM ends.
 pub(super) struct Caller {
     answer: Option<Answer>,
     calls: Arc<AtomicUsize>,

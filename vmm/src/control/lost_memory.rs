@@ -17,7 +17,8 @@ use crate::machine::Machine;
 use crate::process::event_monitor::EventMonitor;
 use crate::process::log_stream;
 
-/// Maximum time for the control thread to begin to end the VM, if a thread is stuck and holds locks.
+/// Maximum time until the control thread begins to end the VM, if another thread is stuck. The stuck thread may hold locks that the
+/// control thread needs.
 const BEGIN: Duration = Duration::from_secs(2);
 /// Maximum time for the control thread to end the VM and the program after it has begun.
 const FINISH: Duration = Duration::from_secs(10);

@@ -164,7 +164,7 @@ impl<M: Machine> Control<M> {
         self.handle.clone()
     }
 
-    /// Starts to handle the process's signals. Before this call, the default actions end the process.
+    /// Starts to handle the process's signals. Before this call, signals have their default action, which ends the process.
     pub fn watch_signals(&self) -> Result<(), VmError> {
         signals::watch(self.handle(), self.monitor.clone())
             .map_err(|source| VmError::Device { what: "watch for signals", source })

@@ -69,12 +69,12 @@ impl FileBounds {
         open(parent).is_ok_and(|(_, real)| self.allow(&real.join(name), access))
     }
 
-    /// True if only some files are allowed, and these are known.
+    /// True if only some files are allowed, and the list of these files exists already.
     pub fn are_known(&self) -> bool {
         matches!(self, Self::These(_))
     }
 
-    /// Returns the allowed files, or no files if they are not known.
+    /// Returns the allowed files, or no files if their list does not exist.
     pub fn files(&self) -> &[(PathBuf, Access)] {
         if let Self::These(files) = self { files } else { &[] }
     }

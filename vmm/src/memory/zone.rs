@@ -143,7 +143,8 @@ fn take(zone: &MemoryZoneConfig, file: &File, size: u64) -> Result<(), MemoryErr
         taken.map_err(|error| file_size::explain(error.into()))
     };
     if zone.hugepages {
-        // Allocate huge pages now. If the host has none left later, the guest's first access to a page would kill this process (SIGBUS).
+        // Allocate huge pages now. If the host had no huge page left later, the guest's first access to a page would kill this process
+        // (SIGBUS).
         return take().map_err(|source| MemoryError::Create {
             size,
             zone: zone.id.clone(),
@@ -224,14 +225,14 @@ pub fn map_privately(mapping: &MmapRegion, file: &impl AsFd, offset: u64, reserv
 /// # Errors
 /// The kernel rejects the call.
 pub(super) fn empty(region: &RamRegion) -> io::Result<()> {
-    // The pages of a shared file must be removed from the file. Otherwise the next access would find them there again.
+    // The pages of a shared file must be removed from the file. Otherwise the next access would find the old pages there again.
     let advice = if region.file_offset().is_some() { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
     // SAFETY: the range is the region's own, which stays mapped. Its contents change as if the guest had written them, and no Rust
     // reference to guest RAM exists.
     Ok(unsafe { madvise(region.as_ptr().cast(), region.size(), advice) }?)
 }
 
-/// Allocates pages for an emptied region again, as many as a new region of `zone` has.
+/// Allocates pages again for a region that was emptied. Allocates the same pages as for a new region of `zone`.
 pub(super) fn refill(zone: &MemoryZoneConfig, region: &RamRegion) -> Result<(), MemoryError> {
     let size = region.len();
     if let Some(file) = region.file_offset() {

@@ -335,7 +335,7 @@ mod tests {
         window(&config, config.memory.total(), &bounce, was, &input_range, &limits).unwrap()
     }
 
-    /// Creates the virtio-iommu of a VM with such windows and devices.
+    /// Creates the virtio-iommu of a VM. The arguments are as for [`windows`].
     fn device(was: Option<&RangeInclusive<u64>>, hosts: &[Ranges]) -> (Arc<dyn PciDevice>, Arc<IommuHandle>) {
         let window = windows("", was, hosts);
         let size = window.budget;

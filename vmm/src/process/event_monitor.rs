@@ -296,7 +296,7 @@ mod tests {
         let (reader, writer) = io::pipe().unwrap();
         let monitor = EventMonitor::new(File::from(OwnedFd::from(writer))).unwrap();
         drop(reader);
-        // The writer's thread also takes the events after the first failure.
+        // After the first failure, the writer's thread still takes events from the queue.
         for count in 1..=3 {
             monitor.event("vm", "booted");
             assert!(monitor.queue.as_ref().unwrap().drain(TIMEOUT, TIMEOUT), "events wait for ever");

@@ -44,8 +44,8 @@ impl InheritedFds {
         assert!(!TAKEN.swap(true, Ordering::Relaxed), "called once");
         check(numbers)?;
         let take = |(field, number): &(Field, i32)| {
-            // SAFETY: the descriptor is open, as was just checked, and above the three standard descriptors. By naming it, the user
-            // hands it over. This program has opened no descriptor yet, and no number is taken twice.
+            // SAFETY: the descriptor is open, as was just checked, and above the three standard descriptors. The user hands the descriptor
+            // over by naming it on the command line. This program has opened no descriptor yet, and no number is taken twice.
             let fd = unsafe { OwnedFd::from_raw_fd(*number) };
             // With this flag, an executed program does not get the descriptors. (This program executes no other program.)
             fcntl_setfd(&fd, FdFlags::CLOEXEC).map_err(|error| file_error(*field, *number, error.into()))?;

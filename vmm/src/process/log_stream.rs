@@ -118,7 +118,7 @@ impl Drop for LastLines {
     }
 }
 
-/// Stream of the log for `env_logger`, which writes a line at a time.
+/// Stream that `env_logger` writes the log to, one line at a time.
 pub struct LogWriter;
 
 impl Write for LogWriter {

@@ -6,8 +6,8 @@
 //! waking thread has used no more than its share of the CPU, and its slice is shorter, the scheduler usually runs the waking thread at
 //! once. Otherwise the waking thread may wait some milliseconds for the end of the running thread's slice.
 //!
-//! A short slice needs no privilege and does not increase the share of the CPU: only each turn is shorter. Before Linux 6.12, the slice has
-//! no effect (`sched_attr::sched_runtime` of `SCHED_OTHER`, `kernel/sched/syscalls.c`).
+//! A short slice needs no privilege. It does not increase the thread's share of the CPU, because each turn is shorter. Before Linux 6.12,
+//! the slice has no effect (`sched_attr::sched_runtime` of `SCHED_OTHER`, `kernel/sched/syscalls.c`).
 
 use std::{mem, ptr};
 

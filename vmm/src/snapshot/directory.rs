@@ -50,7 +50,7 @@ pub struct NewSnapshot {
     sync: SyncNames,
 }
 
-/// Function that flushes a directory, so that new names survive a power loss.
+/// Function that flushes a directory, like `sync_names`.
 pub(super) type SyncNames = fn(&Path) -> io::Result<()>;
 
 /// Flushes a directory, so that new names survive a power loss. Only warns if this process may write to the directory but not read it,

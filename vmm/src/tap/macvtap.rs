@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! macvtap interfaces. Each is on top of another interface of the host. Its packets go through a character device of its own
-//! (`drivers/net/macvtap.c`, `drivers/net/tap.c`). The device's open files support the ioctl calls of tap interfaces.
+//! macvtap interfaces. Each macvtap interface is on top of another interface of the host. Its packets are read and written
+//! through its own character device (`drivers/net/macvtap.c`, `drivers/net/tap.c`). The device's open files support the
+//! ioctl calls of tap interfaces.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -80,7 +80,7 @@ fn add_to(
         if take(region) {
             memory::give_up(region);
         } else {
-            // A device may still write to the pages. If they were freed, the host could give them to another process.
+            // A device may still write to the pages. If the pages were freed, the host could give them to another process.
             warn!(
                 "RAM at {:#x} could not be added, but its pages stay allocated: a device may still access them",
                 region.start_addr().0

@@ -29,7 +29,7 @@ use crate::memory;
 use crate::parts::IOMMU_ADDRESS;
 use crate::vm_state::{self, StateSource};
 
-/// Alignment of the lowest address for 64-bit BARs. The alignment is not applied if it would leave no room for BARs.
+/// Alignment of the lowest address for 64-bit BARs. The address is not aligned if the alignment would leave no room for BARs.
 const MEM64_ALIGN: u64 = 64 * GIB;
 
 /// Parts of a VM that are fixed before it is built.

@@ -84,7 +84,7 @@ impl Processors {
         for (number, cpuid) in cpuids {
             processors.run(number, Made::new(kvm, number, cpuid)?)?;
         }
-        // The wait begins only now, so that all threads start at the same time.
+        // Wait only after all threads were started, so that they start at the same time.
         processors.present.values().for_each(|processor| processor.vcpu.wait_started());
         Ok(processors)
     }

@@ -92,7 +92,7 @@ fn slow_and_half_open_clients_block_no_others() {
     for _ in 0..50 {
         assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
     }
-    // Such clients do not delay the end of the program either.
+    // The slow clients do not delay the end of the program either.
     let mut carom = carom;
     let start = Instant::now();
     assert_eq!(carom.put("vmm.shutdown").0, 204);

@@ -294,7 +294,8 @@ fn unbooted_vm_is_created_queried_changed_and_deleted() {
     assert_eq!(carom.request("PUT", "vm.remove-device", Some(&json!({"id": "_vfio1"}))).0, 404);
     assert_eq!(carom.request("PUT", "vm.remove-device", Some(&json!({"id": "_vfio0"}))).0, 204);
 
-    // The boot fails for lack of the kernel's file, or for lack of KVM. The VM stays created in both cases.
+    // The boot fails for lack of the kernel's file, or for lack of KVM. In both cases, the VM stays in the state
+    // `Created`.
     let (status, error) = carom.put("vm.boot");
     assert_eq!(status, 400, "{error}");
     let message = error[0].as_str().unwrap();

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that writes to its disk for ever. It has no operating system and no paging, and is 32-bit code behind a PVH entry.
+ * A guest that writes to its disk for ever. The guest is 32-bit code without an operating system and without paging. Carom enters it
+ * through PVH.
  *
  * The guest prints `w` on the serial port when the first write to a disk has completed. When it receives a byte on the serial port, it
  * ejects the disk and looks for the next disk.
  */
 #include "guest.h"
 
-/* Vendor and device ID of a disk. */
+/* Vendor and device ID of a virtio disk. */
 #define DISK 0x10421af4u
 #define WRITES 16
 #define BYTES 4096

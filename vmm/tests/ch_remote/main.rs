@@ -2,8 +2,8 @@
 
 //! Cloud Hypervisor's client, ch-remote, with most verbs that Carom implements.
 //!
-//! `CAROM_CH_REMOTE` names the program, built from its sources. Without this variable, the recorded requests of ch-remote are sent again.
-//! With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing.
+//! `CAROM_CH_REMOTE` names the client's program, which must be built from its sources. Without this variable, the recorded requests of
+//! ch-remote are sent again. With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

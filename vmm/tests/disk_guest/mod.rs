@@ -32,7 +32,7 @@ pub(crate) fn driver(requests: [(u32, u32); 2], written: &[u8]) -> Vec<u8> {
         let number = u32::from(request);
         put(HEADERS + 16 * number, &kind.to_le_bytes());
         put(HEADERS + 16 * number + 8, &sector.to_le_bytes());
-        // Flags: NEXT is 1, WRITE is 2.
+        // Flags of a descriptor: NEXT is 1, WRITE is 2.
         let buffer = (BUFFERS + SECTOR * number, SECTOR, if kind == IN { 3u16 } else { 1 });
         let buffers = [(HEADERS + 16 * number, 16, 1), buffer, (STATUSES + number, 1, 2)];
         for (index, (place, len, flags)) in (3 * request..).zip(buffers) {

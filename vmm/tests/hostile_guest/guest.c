@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A hostile guest. It has no operating system and no paging, and is 32-bit code behind a PVH entry.
+ * A hostile guest. The guest is 32-bit code without an operating system and without paging. Carom enters it through PVH.
  *
  * Each vCPU has a role, and all vCPUs act at the same time:
  *  0. mutated requests to the virtio-iommu, and arbitrary descriptor chains for the other devices,
@@ -150,7 +150,7 @@ static void notify(struct device *d, uint32_t q)
 		outw(port + 4 * q, q);
 }
 
-/* Returns an IOVA: usually one of a few, so that IOVAs collide, and sometimes one in the aperture of windows. */
+/* Returns an IOVA. Most IOVAs are from a small set, so that they collide. Some IOVAs are in the aperture of windows. */
 static uint32_t iova(uint32_t cpu)
 {
 	return (below(cpu, 8) ? 0 : 0xc0000000u) + below(cpu, 256) * 0x4000 + (below(cpu, 16) ? 0 : below(cpu, 0x100000) * 0x1000);
@@ -163,7 +163,9 @@ static uint32_t endpoint(uint32_t cpu)
 	return (passed_count && below(cpu, 2) ? passed[below(cpu, passed_count)] : any(cpu)->slot) << 3;
 }
 
-/* Writes a request for the virtio-iommu to address `at`, an ATTACH if `first` is set. Returns its length. */
+/*
+ * Writes a request for the virtio-iommu to address `at`. Writes an ATTACH request if `first` is set. Returns the request's length.
+ */
 static uint32_t request(uint32_t cpu, uint32_t at, uint32_t first)
 {
 	static const uint8_t types[] = { 1, 1, 2, 3, 3, 3, 3, 4, 4, 5, 0x40, 0x40, 0x41 };
@@ -272,7 +274,7 @@ static void rings(uint32_t cpu)
 	struct device *d = any(cpu);
 	uint32_t at = ring(d, below(cpu, MAX_QUEUES)), i;
 
-	/* Most changes to the virtio-iommu's queues would make it fail at once. */
+	/* Usually spares the virtio-iommu, because most changes to its queues would make it fail at once. */
 	if (d->type == 23 && below(cpu, 16))
 		return;
 	for (i = 0; i < 8; i++) {
@@ -294,7 +296,7 @@ static void rings(uint32_t cpu)
 	notify(d, below(cpu, MAX_QUEUES));
 }
 
-/* Sets up a drive as its driver does, but with queues at arbitrary IOVAs. So the drive takes any bytes there as commands. */
+/* Sets up a drive as its driver does, but with queues at arbitrary IOVAs. So the drive interprets arbitrary bytes as commands. */
 static void drive(uint32_t cpu, uint32_t base)
 {
 	MEM32(base + 0x24) = 0x3f003f;
@@ -333,7 +335,7 @@ static void meddle(uint32_t cpu)
 		pci_write(slot, 0x40 + (below(cpu, 0xc0) & ~3u), rnd(cpu));
 		break;
 	case 4:
-		/* Restores its first address, and enables it. */
+		/* Restores the address of BAR 0, and turns decoding and bus mastering on. */
 		pci_write(slot, 0x10, HOLE + below(cpu, passed_count) * PASSED_SIZE);
 		pci_write(slot, 0x14, 0);
 		pci_write(slot, 4, 7);

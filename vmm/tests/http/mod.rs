@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Limit that ends a hanging test.
+/// Time after which a hanging test fails.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 pub(crate) fn connect(socket: &Path) -> UnixStream {

@@ -171,7 +171,7 @@ fn recorded_libvirt_requests_get_the_expected_answers() {
     let restore = (&RESTORE, records().join("restore.http"));
     for (request, file) in requests().chain([restore]) {
         if request.begins {
-            // With libvirt, this VM has its own VMM, without the previous VM.
+            // With libvirt, each VM has its own VMM. Here all VMs have the same VMM, so delete the previous VM.
             let mut stream = vmm.connect();
             http::send(&mut stream, "PUT", "vm.delete", None);
             http::receive(&mut BufReader::new(stream));

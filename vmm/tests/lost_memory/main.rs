@@ -335,8 +335,8 @@ fn vmm_that_ends_at_once_restores_the_terminal() {
     assert!(!is_raw());
 }
 
-/// Writes a disk request: descriptors and available ring to `rings`, which is a file and an offset, and the header to `low`. The data
-/// are at `buffer`.
+/// Writes a disk request. The descriptors and the available ring are written to `rings`, which is a file and an offset. The header is
+/// written to `low`. The data are at `buffer`.
 fn write_request(rings: (&File, u64), low: &File, writes: bool, buffer: u32, available: u16) {
     let (file, offset) = rings;
     let buffers = [(HEADER, 16, 1u16), (buffer, SECTOR, if writes { 1 } else { 3 }), (STATUS, 1, 2)];

@@ -22,7 +22,7 @@ use super::tiny_guest::elf;
 
 /// `mov edx, 0x3f8; mov al, '~'; out dx, al; again: hlt; jmp again`
 const PRINT: &[u8] = &[0xba, 0xf8, 3, 0, 0, 0xb0, b'~', 0xee, 0xf4, 0xeb, 0xfd];
-/// Limit that ends a hanging test.
+/// Time after which a hanging test fails.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns the program with a guest that prints, restricted to the files of its VM. The program's descriptor 7 is a copy of its
@@ -78,7 +78,7 @@ fn works(dir: &Path, path: &str, reader: Option<Reader>) {
             assert!(carom.0.try_wait().unwrap().is_none(), "{options:?}");
             UnixStream::connect(dir.join("api.sock")).is_ok()
         });
-        // The guest must write before its VM ends.
+        // Read the texts before the VM ends, because the guest must have written by then.
         if comes_first {
             reading = reading.map(|reading| until(reading, texts));
         }
@@ -110,7 +110,7 @@ fn outputs_to_pipes_and_devices_work_under_landlock() {
     works(dir, "/dev/null", None);
 
     mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    // The FIFO is also opened for writing, so that reads do not reach an end.
+    // The test also opens the FIFO for writing, so that a read waits for bytes instead of reaching the end.
     let fifo = File::options().read(true).write(true).open(dir.join("fifo")).unwrap();
     works(dir, "fifo", Some(&|_, _| Box::new(fifo.try_clone().unwrap())));
 

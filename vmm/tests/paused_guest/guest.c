@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that checks each byte that it reads from devices, while the VM is paused repeatedly. It has no operating system and no
- * paging, and is 32-bit code behind a PVH entry.
+ * A guest that checks each byte that it reads from devices, while the VM is paused repeatedly. The guest is 32-bit code without
+ * an operating system and without paging. Carom enters it through PVH.
  *
  * The guest uses instructions whose accesses KVM completes in pieces: 16 bytes at once, strings, read-modify-write, and port
  * strings. Each of the other processors tests one MSI-X table. The boot processor tests all other regions that it finds, starts

@@ -87,7 +87,7 @@ pub(super) fn set_sregs2(vcpu: &VcpuFd, sregs: &kvm_sregs2) -> io::Result<()> {
     }
 }
 
-/// Returns the offset of a vCPU's time stamp counter from the host's (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
+/// Returns the offset of a vCPU's time stamp counter from the host's counter (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
 pub(super) fn tsc_offset(vcpu: &VcpuFd) -> io::Result<u64> {
     let mut offset = 0u64;
     let attribute = tsc_attribute((&raw mut offset).expose_provenance());
@@ -98,7 +98,7 @@ pub(super) fn tsc_offset(vcpu: &VcpuFd) -> io::Result<u64> {
     }
 }
 
-/// Sets the offset of a vCPU's time stamp counter from the host's.
+/// Sets the offset of a vCPU's time stamp counter from the host's counter.
 pub(super) fn set_tsc_offset(vcpu: &VcpuFd, offset: u64) -> io::Result<()> {
     let attribute = tsc_attribute((&raw const offset).expose_provenance());
     // SAFETY: KVM reads the attribute's 64 bits from `offset`, which lives until the call returns.

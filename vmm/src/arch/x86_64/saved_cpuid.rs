@@ -103,7 +103,8 @@ impl SavedCpuid {
     /// this host would get.
     ///
     /// # Errors
-    /// The host has another vendor, lacks a feature or has narrower physical addresses, or the saved width is too small.
+    /// The host's CPU has another vendor, lacks a feature or has narrower physical addresses, or the saved width of
+    /// physical addresses is too small.
     pub(super) fn for_host(&self, host: &CpuId) -> Result<CpuId, StateError> {
         let host = Self::new(host);
         let vendor = |cpuid: &Self| cpuid.find(0, 0).map(|entry| (entry.ebx, entry.edx, entry.ecx));

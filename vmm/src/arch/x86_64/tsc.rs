@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use super::{clock, ioctl, msr};
 use crate::kvm::KvmError;
 
-/// Maximum difference, in millionths, of frequencies that count as equal. The host's measurement of its own counter differs by
-/// up to this much from one boot to the next, and NTP corrects up to this much.
+/// Maximum difference, in millionths, of frequencies that count as equal. The frequency that the host measures for its own
+/// counter can differ by this much from one boot to the next. NTP can correct it by this much.
 const TOLERANCE: u64 = 250;
 
 /// Counter of one vCPU.

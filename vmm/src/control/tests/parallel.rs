@@ -19,7 +19,8 @@ enum Answered {
     State(Option<VmState>),
 }
 
-/// True if some order of all requests has the same outcomes in the model. `at` is the index of each client's next request.
+/// True if the model has the same outcomes for some order of all requests. `at` is the index of each client's next
+/// request.
 fn is_explained(
     clients: &[Vec<Answered>],
     at: &mut Vec<usize>,
@@ -96,7 +97,7 @@ fn ask(handle: &ControlHandle, step: Option<Step>) -> Answered {
             let outcome = call(handle, call_of(step).expect("only calls are asked for"));
             Answered::Step(step, outcome.map(drop).map_err(|error| refusal(&error)))
         }
-        // Like the API, this reads without a call if possible.
+        // Like the API's server, read the state without a call if possible.
         None => Answered::State(match handle.info_soon().unwrap_or_else(|| call(handle, Call::Info)) {
             Ok(Reply::Info(info)) => Some(info.state),
             Err(ControlError::NotCreated) => None,

@@ -145,7 +145,7 @@ impl QueuedWriter {
         true
     }
 
-    /// Counts lines that were lost before they reached this queue. They are reported with the next line.
+    /// Counts lines that were lost before they reached this queue. A notice before the next line reports these lines.
     pub fn add_lost(&self, lines: u64) {
         let mut state = self.0.lock();
         state.unreported += lines;

@@ -163,7 +163,7 @@ fn stalled_reader_delays_once_and_later_gets_queued_bytes() {
     assert_eq!(queue.0.clock.now() - start, TIMEOUT);
     assert_eq!((queue.lost(), queue.0.lock().unreported), (4000, 4000));
     gate.open(u64::MAX);
-    // Each drain gives up at once on this clock, so the test retries until everything is written.
+    // On this clock, each drain gives up at once, so the test retries until everything is written.
     while !queue.drain(LONG, LONG) {
         thread::yield_now();
     }
@@ -358,11 +358,11 @@ fn lines_without_room_are_dropped_whole_and_reported_in_place() {
     let line = |number: u32| format!("{number:0>999}\n");
     let taken = (0..100).filter(|number| queue.push_lines(line(*number).as_bytes())).count();
     assert_eq!(taken, 16);
-    // A short line would fit, but would come before the report.
+    // A short line would fit into the queue, but it would come before the report of the lost lines.
     assert!(!queue.push_lines(b"short\n"));
     assert_eq!(queue.lost(), 85);
     gate.open(u64::MAX);
-    // The report is written even without a further line.
+    // The report is written even if no further line follows.
     let expected: String = (0..16).map(line).chain(["85 lost\n".into()]).collect();
     while gate.bytes().len() < expected.len() {
         thread::yield_now();

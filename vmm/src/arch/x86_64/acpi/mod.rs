@@ -61,7 +61,7 @@ pub struct TableConfig {
 }
 
 impl TableConfig {
-    /// True if vCPUs can be added and removed while the guest runs, which needs a maximum above 1.
+    /// True if vCPUs can be added and removed while the guest runs. This is possible if the maximum number of vCPUs is above 1.
     pub fn processors_change(&self) -> bool {
         self.max_vcpus > 1
     }
@@ -87,7 +87,7 @@ struct Tables {
     rest: Vec<u8>,
 }
 
-/// Builds all tables. Addresses in them assume that the tables, except the root pointer, are written from `base` on.
+/// Builds all tables. The addresses in the tables assume that all tables except the root pointer are written from `base` on.
 fn build(config: &TableConfig, base: u64) -> Tables {
     let mut rest = Vec::new();
     let mut place = |table: &dyn Aml| {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Clears the memory of an ELF image that has no bytes in the file, such as BSS. The System V ABI ("Program Header") requires zeros
-//! there. linux-loader writes only the file's bytes, which is enough for fresh RAM, but not for the RAM of a guest that was reset.
+//! Clears the parts of an ELF image's memory for which the file has no bytes, such as BSS. The System V ABI ("Program Header") requires
+//! zeros there. linux-loader writes only the file's bytes, which is enough for fresh RAM, but not for the RAM of a guest that was reset.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;

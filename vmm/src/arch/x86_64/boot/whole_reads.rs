@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Complete reads of a file: a read of a file on a network file system, 9p or FUSE may return fewer bytes than requested.
+//! Complete reads of a file. On a network file system, 9p or FUSE, a single read may return fewer bytes than requested.
 
 use std::io::{Read, Result, Seek, SeekFrom};
 

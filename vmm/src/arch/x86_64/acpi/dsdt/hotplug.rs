@@ -106,7 +106,8 @@ fn registers_of(segment: u16, aml: &mut Vec<u8>) {
     Method::new(eject.as_str().into(), 1, true, vec![&ShiftLeft::new(&gone, &ONE, &Arg(0))]).to_aml_bytes(aml);
 }
 
-/// Writes the notifications of a segment's slots. Reading clears both registers, so the method reads each once.
+/// Writes the notifications of a segment's slots. Reading a register clears it, so the method reads each of the two
+/// registers once.
 fn scan_of(segment: u16, aml: &mut Vec<u8>) {
     let (came, to_go) = (Path::new(&of_segment("CAM", segment)), Path::new(&of_segment("TGO", segment)));
     let (first, second) = (Local(0), Local(1));
