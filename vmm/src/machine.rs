@@ -31,8 +31,8 @@ pub struct PartCounters {
 /// VM as the control thread uses it: the real VM, or a VM without a guest in tests. The default methods behave like a machine without
 /// devices. The number of vCPUs and the size of RAM of this machine are fixed.
 pub trait Machine: Sized + Send + 'static {
-    /// Builds a VM with its vCPUs stopped. The guest's requests, such as a reset, go to `mailbox`. The guest's actions on devices go to
-    /// `monitor`.
+    /// Builds a VM with its vCPUs stopped. The guest's requests, such as a reset, are left in `mailbox`. The guest's actions on devices are
+    /// written to `monitor`.
     fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError>;
     /// Restores the VM of `source`, with its vCPUs stopped. If `prefault` is set, reads all RAM now.
     fn restore(
@@ -141,7 +141,7 @@ pub trait Machine: Sized + Send + 'static {
     fn engine_report(&self) -> Option<Report> {
         None
     }
-    /// Changes the limits of the bounce windows, within the rules, and notifies the guest.
+    /// Changes the limits of the bounce windows, and notifies the guest. `change` was validated before.
     fn tune_bounce(&self, change: &IommuBounceChange) -> Result<(), VmError> {
         let _ = change;
         Ok(())

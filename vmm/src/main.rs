@@ -89,7 +89,7 @@ fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(),
     let named: Vec<(Field, i32)> = own.into_iter().flatten().chain(kept.iter().copied()).collect();
     let mut inherited = InheritedFds::take(&named)?;
     kept.iter().try_for_each(|(field, number)| inherited.keep(*field, *number))?;
-    // The log starts before the crash file is opened, so that a crash report comes after the message of its panic.
+    // The log starts before the crash file is opened, so that a crash report is written after the message of its panic.
     *last_lines = Some(log_stream::start().map_err(no_log)?);
     // The crash file stays open until the program ends.
     let crash_file = crash_report

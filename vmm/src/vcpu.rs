@@ -175,8 +175,8 @@ impl Runner {
     fn run_until_stopped(&self, vcpu: &mut VcpuFd) {
         let mut runs = self.is_running();
         while runs {
-            // The operation limits the total time that the vCPU waits after a pause was ordered, for any number of exits and messages to
-            // other processes.
+            // The operation limits the total time that the vCPU waits after a pause was ordered. The limit is for all exits and all
+            // messages to other processes together.
             let _operation = Operation::begin();
             let entered = self.enter(vcpu);
             runs = entered.is_ok() && self.is_running();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the command line of a real `carom` process: its exit status does not depend on the readers of its output.
+//! Tests that the exit status of a real `carom` process does not depend on the readers of its output.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A descriptor limit that is too low for the maximum windows, in a real `carom` process.
+//! Tests a real `carom` process whose descriptor limit is too low for the configured size of bounce
+//! windows.
 //!
 //! Without access to `/dev/kvm`, this test does nothing.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A real `carom` process whose files reach their size limit (RLIMIT_FSIZE): only writes beyond the limit fail.
+//! Tests a real `carom` process whose files reach their size limit (RLIMIT_FSIZE). Only writes beyond the limit fail.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 

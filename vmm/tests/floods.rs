@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Small guests that use as much of the host as they can, in a real `carom` process. Their cost to the host must be limited, and clients
-//! must be served.
+//! Small guests that use as many host resources as they can, in a real `carom` process. The cost to the host must stay limited, and
+//! clients must be served.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 

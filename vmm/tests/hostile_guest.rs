@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A hostile guest (`hostile_guest/guest.c`) in a real `carom` process: the program survives and serves its clients in time, and the
-//! guest's cost to the host is bounded.
+//! A hostile guest (`hostile_guest/guest.c`) in a real `carom` process. The program survives and serves its clients in time. The guest's
+//! cost to the host is bounded.
 //!
 //! The test runs two seeds for 12 s each. `CAROM_HOSTILE_SECONDS` sets a longer time. `CAROM_HOSTILE_SEEDS` (`7,8,9`) replays seeds.
 //! Without access to `/dev/kvm` or without a compiler, the test does nothing. `CAROM_HOSTILE_DEVICES` adds host devices, as a

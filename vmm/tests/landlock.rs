@@ -237,8 +237,8 @@ fn restore_works_once_its_missing_disk_exists() {
     put(dir, "vm.resume", None);
 }
 
-/// A host function without a driver, and then without VFIO files, is reported in the same way as without Landlock. Afterwards, another
-/// VM may use other files.
+/// The test uses a host function first without a driver, then without VFIO files. The errors are the same as without Landlock.
+/// Afterwards, another VM may use other files.
 #[test]
 fn unavailable_device_is_explained_and_sets_no_landlock_rules() {
     for iommufd in [false, true] {
@@ -489,7 +489,8 @@ fn files_of_the_parent_are_used_by_their_descriptors() {
     carom.ended();
 }
 
-/// A user who may open neither KVM nor the disk, and cannot find the disk, runs a VM with descriptors of KVM and the disk.
+/// The user of the program may not open KVM or the disk, and cannot find the disk. With descriptors of KVM and the disk, this user can
+/// run a VM.
 #[test]
 fn vm_of_inherited_descriptors_needs_no_file_permissions() {
     let Some(files) = files() else { return };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Files, sockets and interfaces of the host are free after a real `carom` process has ended in any way, has answered `vm.shutdown`,
-//! or has removed a disk.
+//! Tests that a real `carom` process releases the host's files, sockets and interfaces: when it ends in any way, answers
+//! `vm.shutdown`, or removes a disk.
 //!
 //! The guest (`busy_disk_guest/guest.c`) keeps writing to its disk. `CAROM_KILLS` is the number of times that the process is killed, 2
 //! by default. Without access to `/dev/kvm` or without a compiler, these tests do nothing.
@@ -247,8 +247,8 @@ fn descriptor_kept_by_the_parent_holds_no_lock() {
             assert!(is_free(&site.at("image")));
         }
         carom.end(signal);
-        // The next process can lock the image. The next process has to wait for the lock only if this process was killed, because
-        // writes of a killed process may be under way.
+        // The next process can lock the image. The next process has to wait for the lock only if this process was killed. Writes of a
+        // killed process may still be under way.
         drop(site.start_with_disk(""));
     }
 }

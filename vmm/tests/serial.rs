@@ -130,8 +130,8 @@ fn open_reader(fifo: &Path) -> File {
     reader
 }
 
-/// Reads until `len` bytes have arrived or the writer has gone. Reads a page at a time with pauses, so more slowly than a
-/// guest writes.
+/// Reads until `len` bytes have arrived or the writer has closed its end. Reads a page at a time with pauses, so more
+/// slowly than a guest writes.
 fn read_slowly(mut reader: impl Read, len: usize) -> Vec<u8> {
     let mut all = Vec::new();
     let mut page = [0; 4096];

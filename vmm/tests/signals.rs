@@ -23,7 +23,7 @@ const IGNORED: [i32; 7] =
     [libc::SIGXFSZ, libc::SIGPIPE, libc::SIGUSR2, libc::SIGVTALRM, libc::SIGPROF, libc::SIGIO, libc::SIGSTKFLT];
 /// Signals that end the VM cleanly.
 const ENDING: [i32; 6] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGALRM, libc::SIGXCPU, libc::SIGPWR];
-/// Signals that end the process at once, with a core dump if the host enables core dumps.
+/// Signals that end the process immediately, with a core dump if the host enables core dumps.
 const CORE: [i32; 8] = [
     libc::SIGQUIT,
     libc::SIGTRAP,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A real `carom` process whose log, events, reports or console go to a full pipe. The reader of the pipe reads nothing, or reads late.
-//! Clients are still served, and SIGTERM ends the process.
+//! A real `carom` process whose log, events, reports or console output are written to a full pipe. The reader of the pipe reads
+//! nothing, or reads late. Clients are still served, and SIGTERM ends the process.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 
@@ -127,7 +127,7 @@ fn dropped_lines_of_standard_error_are_counted_and_reported() {
     let Some(mut carom) = start(dir.path(), &[], writer.into()) else { return };
     let lost = lose_lines(dir.path());
     read_on(dir.path(), reader, filled, lost);
-    // Without a reader, the program continues too.
+    // The program also continues if the pipe has no reader.
     ping(dir.path());
     assert_eq!(carom.terminate().code(), Some(0));
 }

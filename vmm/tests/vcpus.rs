@@ -173,7 +173,8 @@ fn vcpu_affinity_without_a_usable_host_cpu_is_refused() {
 #[test]
 fn vcpu_threads_have_their_names_once_the_guest_runs() {
     let Some(carom) = Carom::start(Guest::LetsGo, 2) else { return };
-    // After a boot or a resize, libvirt pins each thread at once. It fails if a thread is missing.
+    // After a boot or a resize, libvirt pins each thread immediately. It fails if a thread is
+    // missing.
     for _ in 0..50 {
         assert_eq!(carom.threads(), "01");
         carom.put("vm.resize", Some(&json!({"desired_vcpus": 4})));

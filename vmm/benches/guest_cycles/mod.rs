@@ -3,8 +3,8 @@
 //! Measures the cycles that guests without an operating system print. The guests run alternately with this build of Carom and with another
 //! build.
 //!
-//! `CAROM_BASE_VMM` names the program of the other build. If it is set, the benchmark prints the ratio of the two builds' times: the median
-//! of all rounds, and the median's 95 % confidence interval. `CAROM_ROUNDS` is the number of rounds. A guest prints lines of two
+//! `CAROM_BASE_VMM` names the program of the other build. If it is set, the benchmark prints the ratio of the two builds' times. The ratio
+//! is the median of all rounds, with its 95 % confidence interval. `CAROM_ROUNDS` is the number of rounds. A guest prints lines of two
 //! hexadecimal numbers: the number of simultaneous operations, 1 or 64, and the cycles of [`OPERATIONS`] operations. The guest prints `!`
 //! if an operation fails.
 

@@ -26,8 +26,8 @@ const HEAD_TIME: Duration = Duration::from_secs(30);
 
 /// Connection that may carry descriptors.
 pub(super) trait ClientSocket: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// Reads bytes into `buf`, and the descriptors that came with them into `descriptors`. The result is `false` if descriptors were lost.
-    /// Returns `None` if this kind of socket carries no descriptors.
+    /// Reads bytes into `buf`, and the descriptors that were sent with the bytes into `descriptors`. The result is `false` if descriptors
+    /// were lost. Returns `None` if this kind of socket carries no descriptors.
     fn poll_receive(
         &self,
         context: &mut Context<'_>,
@@ -68,7 +68,7 @@ enum Phase {
 struct Progress {
     phase: Phase,
     descriptors: Vec<OwnedFd>,
-    /// True if descriptors were lost: more than [`MAX_DESCRIPTORS`] came, or the process reached its limit of open files.
+    /// True if descriptors were lost: the client sent more than [`MAX_DESCRIPTORS`], or the process reached its limit of open files.
     lost: bool,
 }
 
@@ -86,7 +86,8 @@ impl Requests {
         self.lock().phase = Phase::Serving;
     }
 
-    /// Takes the descriptors that came with the request. Must be called after the body is complete. Returns `None` if descriptors were lost.
+    /// Takes the descriptors that the client sent with the request. Must be called after the body is complete. Returns `None` if
+    /// descriptors were lost.
     pub(super) fn take_descriptors(&self) -> Option<Vec<OwnedFd>> {
         let mut progress = self.lock();
         let descriptors = mem::take(&mut progress.descriptors);

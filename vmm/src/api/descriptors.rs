@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! File descriptors that come with bytes on a Unix socket (`SCM_RIGHTS`, see unix(7)).
+//! File descriptors that are sent with bytes on a Unix socket (`SCM_RIGHTS`, see unix(7)).
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -14,8 +14,9 @@ use tokio::net::UnixStream;
 /// Maximum number of descriptors with one request. Linux allows 253 descriptors in one message (`SCM_MAX_FD`).
 pub(super) const MAX_DESCRIPTORS: usize = 64;
 
-/// Reads bytes into `buf`, and the descriptors that came with them into `descriptors`. The descriptors are close-on-exec.
-/// The result is `false` if descriptors were lost: more than [`MAX_DESCRIPTORS`] came, or the process has reached its limit of open files.
+/// Reads bytes into `buf`, and the descriptors that were sent with the bytes into `descriptors`. The descriptors are close-on-exec. The
+/// result is `false` if descriptors were lost: the client sent more than [`MAX_DESCRIPTORS`], or the process has reached its limit of
+/// open files.
 pub(super) fn poll_receive(
     stream: &UnixStream,
     context: &mut Context<'_>,

@@ -13,7 +13,7 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registr
 
 use crate::control::{Figures, figures};
 
-/// Metrics of one scrape. They are created from the figures, rendered as text, and dropped.
+/// Metrics of one scrape. They are created from the values of all metrics, rendered as text, and dropped.
 struct Scrape(Registry);
 
 impl Scrape {
@@ -40,7 +40,7 @@ impl Scrape {
     }
 }
 
-/// Renders the figures as the text of one scrape.
+/// Renders `all`, the values of all metrics, as the text of one scrape.
 pub fn render(all: &Figures) -> Result<String, prometheus::Error> {
     let scrape = Scrape(Registry::new());
     vmm(&scrape)?;

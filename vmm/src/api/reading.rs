@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Answers that clients share. If several clients ask the same question at once, the VM is read only once, usually by the control
+//! Answers that clients share. If several clients ask the same question at the same time, the VM is read only once, usually by the control
 //! thread. The answer is converted to HTTP only once.
 //!
 //! A client always gets a state that was read after its request arrived. So a client that asks while the VM is being read waits for

@@ -27,7 +27,7 @@ use crate::error::VmError;
 
 /// Maximum length of a body in bytes.
 const MAX_BODY: usize = 1 << 20;
-/// Media type of everything except metrics.
+/// Media type of all answers except metrics.
 const JSON: &str = "application/json";
 /// Maximum time for a client to send a body.
 const BODY_TIME: Duration = Duration::from_secs(10);
@@ -73,7 +73,7 @@ async fn perform(
         Ok(body) => body,
         Err(page) => return page.into(),
     };
-    // Descriptors may come with any part of the request.
+    // The client may send descriptors with any part of the request.
     let Some(descriptors) = requests.take_descriptors() else {
         let message = format!("descriptors were lost: send at most {MAX_DESCRIPTORS} with a request");
         return refusal(StatusCode::BAD_REQUEST, &message).into();
@@ -97,7 +97,7 @@ async fn perform(
     }
 }
 
-/// Gives a call the descriptors that came with its request. Closes the descriptors if the call uses none.
+/// Gives a call the descriptors that the client sent with the request. Closes the descriptors if the call uses none.
 fn hand_over(operation: &str, call: &mut Call, descriptors: Vec<OwnedFd>) -> Result<(), BodyError> {
     if descriptors.is_empty() {
         return Ok(());
@@ -130,7 +130,7 @@ async fn read_body(body: Incoming) -> Result<Bytes, Page> {
     }
 }
 
-/// Returns the control thread's answer to `call`. `vm.info` is read directly if that is possible at once.
+/// Returns the control thread's answer to `call`. If possible without waiting, reads `vm.info` directly.
 async fn ask(control: &ControlHandle, call: Call) -> Result<Reply, ControlError> {
     // A direct read saves two thread switches. Each switch may have to wait for a CPU while a guest runs.
     if matches!(call, Call::Info)

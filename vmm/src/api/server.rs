@@ -2,9 +2,9 @@
 
 //! The HTTP server: one thread for all clients.
 //!
-//! A client that sends slowly or not at all, or does not read its answers, blocks only its own connection, and only for a
-//! limited time. The control thread executes calls. The server itself answers `vm.info` if it can do so without waiting. If a
-//! client disconnects, its call is still executed.
+//! A client may send slowly or not at all, or may not read its answers. Such a client blocks only its own connection, and only
+//! for a limited time. The control thread executes calls. The server itself answers `vm.info` if it can do so without waiting.
+//! If a client disconnects, its call is still executed.
 
 use std::convert::Infallible;
 use std::io;
@@ -49,7 +49,7 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Starts serving everything on `socket`, and only metrics on `metrics`.
+    /// Starts the server, which serves all operations on `socket` and only metrics on `metrics`.
     ///
     /// # Errors
     /// A listener cannot be used, or the process has reached its limit of descriptors or threads.

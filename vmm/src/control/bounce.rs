@@ -29,7 +29,7 @@ pub(super) fn status(config: &IommuBounceConfig, status: Option<&IommuStatus>) -
     }
 }
 
-/// Adds the engine's figures to `bounce`.
+/// Adds the engine's latencies, and its values for each domain and endpoint, to `bounce`.
 pub(super) fn report(bounce: IommuBounce, engine: Option<&Report>) -> IommuBounceReport {
     let requests = engine.map(|engine| figures::latencies(figures::of_requests(&engine.latency)));
     let host = engine.map(|engine| figures::latencies(figures::of_host(&engine.host)));

@@ -47,8 +47,8 @@ impl Message {
     }
 }
 
-/// Client that waits in the queue. If this value is dropped before the client has an answer, the client gets the error `Ending`,
-/// because the queue is dropped only when the VMM ends.
+/// Client that waits in the queue. If this value is dropped before the client has an answer, the client gets the error `Ending`.
+/// This error is correct, because the queue is dropped only when the VMM ends.
 pub(super) struct Caller {
     answer: Option<Answer>,
     calls: Arc<AtomicUsize>,
@@ -113,7 +113,7 @@ impl ControlHandle {
         self.read.get()?.upgrade()?.info_soon()
     }
 
-    /// Queues a call. `answer` is called with the call's result. If the queue is full, `answer` gets an error at once.
+    /// Queues a call. `answer` is called with the call's result. If the queue is full, `answer` gets an error immediately.
     pub fn call(&self, call: Call, answer: Answer) {
         let waiting = self.calls.fetch_add(1, Ordering::AcqRel);
         let caller = Caller { answer: Some(answer), calls: self.calls.clone() };

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// Returns the same map as [`flatten`], but takes a fraction of the time. This matters because `vm.info` includes these counters,
-/// and many clients may ask for `vm.info` at once.
+/// and many clients may ask for `vm.info` at the same time.
 pub(super) fn of_engine(counters: &Counters) -> BTreeMap<String, u64> {
     let others = [
         ("faults", counters.faults),
@@ -83,8 +83,8 @@ pub(super) fn of_iommu(status: &IommuStatus) -> BTreeMap<String, u64> {
 }
 
 /// Returns the counters of the device that the guest sees at `address`. The counters are the amount of memory that the device can
-/// access, the number of requests that named the device, and the number of requests for the device's domain (`domain_…`). Returns
-/// `None` if the device is not behind the virtio-iommu.
+/// access, and the number of requests that named the device. The counters `domain_…` are the numbers of requests for the device's
+/// domain. Returns `None` if the device is not behind the virtio-iommu.
 pub(super) fn of_endpoint(engine: &Report, address: &str) -> Option<BTreeMap<String, u64>> {
     let endpoint =
         engine.endpoints.iter().find(|endpoint| PciAddress::of_endpoint(endpoint.endpoint).to_string() == address)?;

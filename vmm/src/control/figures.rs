@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Figures of the virtio-iommu's engine, in the form that clients get.
+//! The latencies of the virtio-iommu's engine, and its values for each domain and endpoint, in the form that clients
+//! get.
 
 use carom_api::types::{DomainFigures, EndpointFigures, Latency, LatencyBucket};
 use devices::pci::PciAddress;

@@ -153,7 +153,7 @@ pub struct Control<M: Machine = Vm> {
 }
 
 impl<M: Machine> Control<M> {
-    /// Creates a control thread without a VM. Events go to `monitor`.
+    /// Creates a control thread without a VM. Events are written to `monitor`.
     pub fn new(monitor: EventMonitor, options: Options) -> Self {
         let (handle, messages) = channel::channel();
         Self { created: None, monitor, options, handle, messages, device_errors: 0, device_requests: 0 }

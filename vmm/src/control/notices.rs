@@ -33,8 +33,8 @@ impl<M: Machine> Control<M> {
         }
     }
 
-    /// Stops the guest if its device had an uncorrectable error, because data that the guest reads from the device may be wrong and
-    /// must not spread. The API client decides whether the guest continues. Without an API, the guest ends.
+    /// Stops the guest after an uncorrectable error of its device. Data that the guest reads from this device may be wrong and must
+    /// not spread. The API client decides whether the guest continues. Without an API, the guest ends.
     fn device_failed(&mut self, id: &str, host: &str) -> ControlFlow<Result<(), VmError>> {
         let Some(bdf) = self.guest_address(id) else { return ControlFlow::Continue(()) };
         self.device_errors += 1;
@@ -66,7 +66,7 @@ impl<M: Machine> Control<M> {
         ControlFlow::Continue(())
     }
 
-    /// Returns the guest's address of a device, or `None` if the device is gone.
+    /// Returns the guest's address of a device, or `None` if the VM no longer has the device.
     fn guest_address(&self, id: &str) -> Option<String> {
         let booted = self.created.as_ref()?.booted.as_ref()?;
         booted.vm.devices().into_iter().find(|device| device.id == id).map(|device| device.pci_bdf)

@@ -37,7 +37,8 @@ pub struct Figures {
     pub memory_bytes: u64,
     /// Settings and memory use of the virtio-iommu, if the VM is booted and has one.
     pub iommu: Option<IommuStatus>,
-    /// Figures of the virtio-iommu's engine.
+    /// Report of the virtio-iommu's engine: its counters and latencies, in total and for each
+    /// domain and endpoint.
     pub engine: Option<Report>,
     /// Devices of the VM, while it is booted.
     pub devices: Vec<DeviceNode>,

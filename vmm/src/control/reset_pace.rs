@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Limits the rate of resets that the guest asks for, because a reset costs the host far more than the guest. A reset runs at once
+//! Limits the rate of resets that the guest asks for, because a reset costs the host far more than the guest. A reset is done immediately
 //! unless the guest resets itself again and again.
 
 use std::ops::ControlFlow;
@@ -14,7 +14,8 @@ use crate::machine::Machine;
 
 /// Minimum time that a guest must run to count as successfully booted.
 const LIFE: Duration = Duration::from_secs(5);
-/// Number of successive resets that are done at once. Resets are successive if the guest runs too briefly between them to count as booted.
+/// Number of successive resets that are done without a delay. Resets are successive if the guest runs too briefly between them to count as
+/// booted.
 const AT_ONCE: u32 = 8;
 /// Delay of the first reset beyond [`AT_ONCE`]. The delay doubles with each further reset.
 const FIRST: Duration = Duration::from_millis(50);
@@ -51,18 +52,18 @@ impl ResetPace {
         self.due
     }
 
-    /// Records that the guest was reset or is gone, so that no reset is pending.
+    /// Records that the guest was reset or has ended, so that no reset is pending.
     pub(super) fn done(&mut self, now: Instant) {
         self.due = None;
         self.last = Some(now);
     }
 }
 
-/// Returns the next message, or `None` if `due` comes first.
+/// Returns the next message, or `None` if no message arrives before `due`.
 pub(super) fn receive(messages: &Receiver<Message>, due: Option<Instant>) -> Option<Message> {
     match due.map(|due| due.saturating_duration_since(Instant::now())) {
         None => Some(messages.recv().expect("the control thread holds a sender")),
-        // A due reset comes first, however many messages are queued.
+        // A reset that is due is done before all queued messages.
         Some(Duration::ZERO) => None,
         Some(left) => messages.recv_timeout(left).ok(),
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals to the VMM. SIGUSR1 reports the counters. The signals of [`ENDING`] end the VMM cleanly. SIGWINCH reports a new size of
-//! the terminal, or lost guest memory ([`devices::host_memory`]). A SIGTERM or SIGINT that comes 1 s or more after the first ending
-//! signal ends the VMM at once, even if the control thread is blocked.
+//! Signals to the VMM. SIGUSR1 reports the counters. The signals of [`ENDING`] end the VMM cleanly. SIGWINCH reports a new size of the
+//! terminal, or lost guest memory ([`devices::host_memory`]). If a SIGTERM or SIGINT comes 1 s or more after the first ending signal,
+//! it ends the VMM immediately, even if the control thread is blocked.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ const ENDING: [i32; 6] = [SIGHUP, SIGINT, SIGTERM, SIGALRM, SIGXCPU, libc::SIGPW
 /// Signals within this time count as one request: some senders signal both the process and its group, or send SIGHUP after SIGTERM.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 
-/// State that decides whether a signal ends the program at once.
+/// State that decides whether a signal ends the program immediately.
 #[derive(Default)]
 struct EndRequest {
     /// Time of the first signal that asked the VMM to end.
@@ -33,7 +33,7 @@ struct EndRequest {
 }
 
 impl EndRequest {
-    /// True if `signal`, received at `now`, ends the program at once.
+    /// True if `signal`, received at `now`, ends the program immediately.
     fn end_at_once(&mut self, signal: i32, now: Instant) -> bool {
         let since = *self.since.get_or_insert(now);
         // SIGXCPU does not count, because the kernel repeats it every second until the hard limit.

@@ -165,7 +165,7 @@ impl Machine for Null {
         device.map(|(_, to_go)| *to_go = true).is_some()
     }
 
-    /// The guest releases devices at once.
+    /// The guest releases devices immediately.
     fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
         let (gone, kept) = mem::take(&mut self.devices).into_iter().partition(|(_, to_go)| *to_go);
         self.devices = kept;

@@ -29,8 +29,8 @@ impl InterruptLine for KvmLine {
 }
 
 /// Line of the I/O APIC that several host devices share. Each device raises the line with its own event (`KVM_IRQFD_FLAG_RESAMPLE`). KVM
-/// keeps one state for all these events: an end of interrupt lowers the line, and each device that still requests service raises the line
-/// again.
+/// keeps one state for all these events. An end of interrupt lowers the line. Then each device that still requests service raises the
+/// line again.
 pub struct KvmSharedLine {
     vm: Arc<VmFd>,
     irq: u8,

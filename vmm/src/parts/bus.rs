@@ -184,9 +184,9 @@ impl PartBus {
         iommu.add_ram(region).map_err(|error| VmError::Iommu(error.to_string()))
     }
 
-    /// Takes RAM away from all parts, after an attempt to add the RAM failed and the RAM was withdrawn. A part may use the RAM even if
-    /// [`add_ram`](Self::add_ram) has failed before that part: a driver may have started a device with addresses in the RAM, or mapped the
-    /// RAM. Returns `false` if the host keeps a mapping of the RAM. Then the pages must stay allocated.
+    /// Takes RAM away from all parts, after an attempt to add the RAM failed and the RAM was withdrawn. This includes parts that
+    /// [`add_ram`](Self::add_ram) did not reach, because a driver may already have started such a part with addresses in the RAM, or mapped
+    /// the RAM. Returns `false` if the host keeps a mapping of the RAM. Then the pages must stay allocated.
     #[must_use]
     pub fn take_ram(&self, region: &RamRegion) -> bool {
         self.parts.iter().for_each(|placed| placed.part.take_ram(region));

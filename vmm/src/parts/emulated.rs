@@ -37,7 +37,7 @@ pub(super) struct Wiring {
 
 impl Site<'_> {
     /// Builds the part of `config`. `create` makes the device from its connections to the VM. A device behind the virtio-iommu accesses
-    /// only memory that is mapped for the device, and its DMA faults go to the guest. Any other device accesses all RAM.
+    /// only memory that is mapped for the device, and its DMA faults are reported to the guest. Any other device accesses all RAM.
     pub(super) fn emulate<P: Part + 'static>(
         &mut self,
         config: &dyn KindConfig,

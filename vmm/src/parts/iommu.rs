@@ -31,7 +31,7 @@ pub(super) const ROLES: &[ThreadRole] = &[iommu::POLL_ROLE, windows::STASH_ROLE,
 /// Ring features of the virtio-iommu's queues.
 const RING_FEATURES: RingFeatures = RingFeatures { indirect_desc: true, event_idx: true };
 
-/// [`Part`] of the virtio-iommu, which uses only default methods. The counters come from [`IommuHandle`], because some figures of the
+/// [`Part`] of the virtio-iommu, which uses only default methods. The counters come from [`IommuHandle`], because some values of the
 /// virtio-iommu are not plain numbers.
 struct Iommu;
 

@@ -20,7 +20,7 @@ const MAX_WAITING: u64 = 256 << 10;
 /// Maximum bytes of an event, including its line break. It is less than a page, because a reader may have a buffer of one page and
 /// fail on longer lines.
 const MAX_EVENT: usize = 4095;
-/// Maximum number of events that a guest may cause at once: see [`EventMonitor::event_of_guest`].
+/// Maximum number of events that a guest may cause in a burst: see [`EventMonitor::event_of_guest`].
 const MAX_OF_GUEST: u32 = 64;
 /// Time after which a guest may cause one more event.
 const PACE_OF_GUEST: Duration = Duration::from_millis(125);
@@ -137,8 +137,8 @@ impl EventMonitor {
         self.queue.as_ref().map_or(0, |queue| queue.lost())
     }
 
-    /// Writes an event that a guest can cause as often as it likes. Beyond 64 events at once and 8 per second, events are lost, so
-    /// that the guest can neither fill the host's disk nor crowd out other events.
+    /// Writes an event that a guest can cause as often as it likes. A guest may cause a burst of 64 events, and then 8 events per
+    /// second. Further events are lost. So the guest can neither fill the host's disk nor crowd out other events.
     pub fn event_of_guest<P: Serialize>(&self, source: &str, event: &str, properties: Option<P>) {
         let Some(queue) = &self.queue else { return };
         if self.allowance.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now()) {

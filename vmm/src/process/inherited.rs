@@ -35,8 +35,8 @@ pub fn kvm() -> io::Result<Option<Kvm>> {
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 impl InheritedFds {
-    /// Takes the descriptors with these numbers. Each number comes with the option that names it, and must be above 2, because 0 to 2 are
-    /// the standard descriptors. Call this function once, before the program has opened any descriptor of its own.
+    /// Takes the descriptors with these numbers. `numbers` has each number with the option that names it. A number must be above 2,
+    /// because 0 to 2 are the standard descriptors. Call this function once, before the program has opened any descriptor of its own.
     ///
     /// # Errors
     /// A number is not an open descriptor, or occurs twice. If it occurs twice, the error names the second option.

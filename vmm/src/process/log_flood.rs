@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use log::{Level, Log, Metadata, Record};
 
-/// Maximum number of lines of one place at once.
+/// Maximum number of lines that one place may write in a burst.
 const AT_ONCE: u32 = 20;
 /// Time after which a place may write one more line.
 const PACE: Duration = Duration::from_secs(2);

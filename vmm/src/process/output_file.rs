@@ -18,7 +18,7 @@ use rustix::process::geteuid;
 /// that this user can write, but the link's owner cannot. (The kernel has the same rule for directories like `/tmp`:
 /// `fs.protected_symlinks`.)
 ///
-/// Opening does not wait for a FIFO's reader or a terminal's carrier, and no terminal becomes the controlling terminal of this process.
+/// Opening does not wait for a FIFO's reader or a terminal's carrier. A terminal does not become the controlling terminal of this process.
 /// Writing waits, unless `flags` has `O_NONBLOCK`.
 ///
 /// # Errors

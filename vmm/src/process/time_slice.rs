@@ -2,9 +2,9 @@
 
 //! Short time slices for threads that answer clients.
 //!
-//! vCPUs and polling threads use their host CPUs fully. Such a thread may be running when a thread that answers clients wakes up. If the
-//! waking thread has used no more than its share of the CPU, and its slice is shorter, the scheduler usually runs the waking thread at
-//! once. Otherwise the waking thread may wait some milliseconds for the end of the running thread's slice.
+//! vCPUs and polling threads use their host CPUs fully. Such a thread may be running when a thread that answers clients wakes up. The
+//! scheduler usually runs the waking thread immediately on two conditions: the thread has used no more than its share of the CPU, and its
+//! slice is shorter. Otherwise the waking thread may wait some milliseconds for the end of the running thread's slice.
 //!
 //! A short slice needs no privilege. It does not increase the thread's share of the CPU, because each turn is shorter. Before Linux 6.12,
 //! the slice has no effect (`sched_attr::sched_runtime` of `SCHED_OTHER`, `kernel/sched/syscalls.c`).

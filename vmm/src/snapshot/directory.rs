@@ -24,7 +24,7 @@ const CONFIG: &str = "config.json";
 const STATE: &str = "state.json";
 /// Name of the state file while it is being written.
 const UNFINISHED_STATE: &str = "state.json.unfinished";
-/// File of the bytes of memory.
+/// File that contains the bytes of memory.
 const MEMORY: &str = "memory-ranges";
 
 /// Maximum bytes of a configuration file.
@@ -44,7 +44,7 @@ pub struct NewSnapshot {
     made: bool,
     /// Files that this snapshot created. Another VMM may create files in the same directory.
     files: Vec<&'static str>,
-    /// File of the bytes of memory, once bytes were appended.
+    /// Writer of the file that contains the bytes of memory. Set once bytes were appended.
     memory: Option<RamFileWriter>,
     finished: bool,
     sync: SyncNames,
@@ -107,7 +107,7 @@ impl NewSnapshot {
         Ok(new)
     }
 
-    /// Calls `write` with the file of the bytes of memory. The first call creates the file.
+    /// Calls `write` with the file that contains the bytes of memory. The first call creates the file.
     fn write_memory<R>(&mut self, write: impl FnOnce(&mut RamFileWriter) -> io::Result<R>) -> Result<R, VmStateError> {
         let writer = match self.memory.take() {
             Some(writer) => writer,

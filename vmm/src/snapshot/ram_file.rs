@@ -18,7 +18,7 @@ use crate::arch::layout::PAGE_SIZE;
 const ZEROS: [u8; 4096] = [0; 4096];
 const _: () = assert!(ZEROS.len() as u64 == PAGE_SIZE);
 
-/// Number of bytes that are copied at once.
+/// Number of bytes that are copied in one step.
 const BLOCK: usize = 1 << 20;
 
 /// Writer of the file `memory-ranges`.

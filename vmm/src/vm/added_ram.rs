@@ -62,7 +62,7 @@ fn show(
 
 /// Adds a piece to RAM, and gives the guest and the devices access to the piece. `give` passes the piece to the devices, which may reject
 /// it. After a failure, `take` removes the piece from the devices. If `take` returns `false`, the host keeps a mapping, and the pages of
-/// the piece stay allocated. Otherwise an error leaves everything as before.
+/// the piece stay allocated. Otherwise nothing has changed after an error.
 fn add_to(
     ram: &Ram,
     config: &MemoryConfig,

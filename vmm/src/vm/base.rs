@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Parts of a VM that are fixed before the VM is built. The configuration of a new VM, or the state of a saved VM, determines these parts.
+//! Properties and resources of a VM that are fixed before the VM is built. They come from the configuration of a new VM, or from the state
+//! of a saved VM.
 
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
@@ -32,7 +33,7 @@ use crate::vm_state::{self, StateSource};
 /// Alignment of the lowest address for 64-bit BARs. The address is not aligned if the alignment would leave no room for BARs.
 const MEM64_ALIGN: u64 = 64 * GIB;
 
-/// Parts of a VM that are fixed before it is built.
+/// Properties and resources of a VM that are fixed before it is built.
 pub(super) struct Base {
     /// `/dev/kvm`.
     pub(super) kvm: Kvm,

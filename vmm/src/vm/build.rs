@@ -38,8 +38,8 @@ use crate::parts::rate_limits::RateLimitGroups;
 use crate::process::event_monitor::EventMonitor;
 
 impl Vm {
-    /// Builds the VM on `base`. Steps that can fail because of user errors come first, and the terminal comes last. So a user error leaves
-    /// nothing behind.
+    /// Builds the VM on `base`. Steps that can fail because of user errors are done first, and the terminal is set up last. So a user
+    /// error does not change the terminal.
     pub(super) fn new(
         config: &VmConfig,
         base: Base,

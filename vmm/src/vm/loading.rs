@@ -50,7 +50,7 @@ impl Loading {
         let load = move || {
             let entry = contents.load(&memory, size);
             drop((contents, memory));
-            // If another step failed, the receiver is gone.
+            // If another step failed, the receiver was dropped.
             let _ = sender.send(entry);
         };
         let thread = Some(sandbox::start(LOADER, "loader".into(), load).map_err(failed)?);

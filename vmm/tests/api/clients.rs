@@ -40,7 +40,7 @@ fn unused_descriptors_sent_with_requests_are_closed() {
     assert_eq!(receive(&mut reader).0, 404);
     let before = carom.descriptors();
     for round in 0..10_000 {
-        // The descriptors come with the whole request, with its head, or with a part of the head.
+        // The descriptors are sent with the whole request, with its head, or with a part of the head.
         let parts: &[&str] = match round % 3 {
             0 => &[&format!("{head}{length}{body}")],
             1 => &[&format!("{head}{length}"), body],

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The API of a real `carom` process without a guest: its start, its clients, and what is left after its end.
+//! Tests the API of a real `carom` process without a guest: the start of the process, its clients, and the files that are
+//! left after its end.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

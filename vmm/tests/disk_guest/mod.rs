@@ -20,8 +20,8 @@ pub(crate) const SECTOR: u32 = 512;
 pub(crate) const IN: u32 = 0;
 pub(crate) const OUT: u32 = 1;
 
-/// Returns the image of the guest, which sends both `requests` at once. Each request is a kind and a sector. Requests of kind
-/// [`OUT`] write `written`.
+/// Returns the image of the guest, which sends both `requests` with one notification. Each request is a kind and a sector.
+/// Requests of kind [`OUT`] write `written`.
 pub(crate) fn driver(requests: [(u32, u32); 2], written: &[u8]) -> Vec<u8> {
     let rings = [DESCRIPTORS, AVAILABLE, USED].map(|ring| IMAGE + ring);
     let code = Code::default().set_up_disk(rings).notify_disk().halt();

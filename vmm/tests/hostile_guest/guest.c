@@ -274,7 +274,7 @@ static void rings(uint32_t cpu)
 	struct device *d = any(cpu);
 	uint32_t at = ring(d, below(cpu, MAX_QUEUES)), i;
 
-	/* Usually spares the virtio-iommu, because most changes to its queues would make it fail at once. */
+	/* Usually spares the virtio-iommu, because most changes to its queues would make it fail immediately. */
 	if (d->type == 23 && below(cpu, 16))
 		return;
 	for (i = 0; i < 8; i++) {

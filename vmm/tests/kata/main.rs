@@ -4,7 +4,7 @@
 //!
 //! `CAROM_KATA_CLIENT` names the program that is built from `driver.go` and that client (`docs/kata.md`). Without this variable, the
 //! recorded requests of the client are sent again. With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these
-//! tests do nothing. The guest test of the same name tests network devices, which come with descriptors.
+//! tests do nothing. The guest test of the same name tests network devices, whose requests carry descriptors.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

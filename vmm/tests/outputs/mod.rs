@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Outputs that are not regular files, under Landlock: each works, or the error names its option.
+//! Tests outputs that are not regular files, under Landlock. Each output works, or the error names the output's option.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;

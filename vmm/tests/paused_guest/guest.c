@@ -3,7 +3,7 @@
  * A guest that checks each byte that it reads from devices, while the VM is paused repeatedly. The guest is 32-bit code without
  * an operating system and without paging. Carom enters it through PVH.
  *
- * The guest uses instructions whose accesses KVM completes in pieces: 16 bytes at once, strings, read-modify-write, and port
+ * The guest uses instructions whose accesses KVM completes in pieces: moves of 16 bytes, strings, read-modify-write, and port
  * strings. Each of the other processors tests one MSI-X table. The boot processor tests all other regions that it finds, starts
  * processors that are added, and ejects processors that it is asked to release.
  *
@@ -74,7 +74,7 @@ static inline void in_words(uint16_t port, void *to, uint32_t n)
 {
 	__asm__ volatile("rep insl" : "+D"(to), "+c"(n) : "d"(port) : "memory");
 }
-/* Moves 16 bytes at once. The compiler does not use XMM0. */
+/* Moves 16 bytes with one instruction. The compiler does not use XMM0. */
 static inline void move_16(uint32_t to, uint32_t from)
 {
 	__asm__ volatile("movups (%1), %%xmm0\n\tmovups %%xmm0, (%0)" :: "r"(to), "r"(from) : "memory");

@@ -12,7 +12,8 @@ use std::thread;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// Reads a whole header or payload. Stores files that come with it in `files`. Returns `None` at the end of the connection.
+/// Reads a whole header or payload. Stores descriptors that are sent with the bytes in `files`. Returns `None` at the end of
+/// the connection.
 fn receive(socket: &UnixStream, len: usize, files: &mut Vec<OwnedFd>) -> Option<Vec<u8>> {
     let mut bytes = vec![0; len];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];

@@ -31,7 +31,7 @@ use program::{Carom, has_kvm};
 pub(crate) struct Vmm {
     process: Carom,
     dir: tempfile::TempDir,
-    /// Placeholder of the directory. It ends with six letters in place of the random letters.
+    /// Placeholder of the directory in recorded requests. It ends with `XXXXXX` in place of the six random letters.
     recorded: &'static str,
 }
 

@@ -4,8 +4,8 @@
 //!
 //! `CAROM_RUNTIME_RS_CLIENT` names the program that is built from `driver.rs`, the runtime's crate `ch-config` and `api_client`
 //! (`docs/kata.md`). Without this variable, the recorded requests of the driver are sent again, also on one connection. With
-//! `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing. `add-net`, which comes with
-//! descriptors, is not among the steps, because it needs a tap interface of the host.
+//! `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing. The steps do not include
+//! `add-net`, whose request carries descriptors, because it needs a tap interface of the host.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -44,7 +44,7 @@ static STEPS: &[Step] = &[
     ("resize-vcpus=2", &[], &[("vm.resize", 204)]),
     ("info", &["\"boot_vcpus\":2", "\"memory_actual_size\":536870912", "\"image_type\":\"Raw\""], &[("vm.info", 200)]),
     ("pause", &[], &[("vm.pause", 204)]),
-    // The snapshot goes to the directory with the template's memory file.
+    // The snapshot is written to the directory that contains the template's memory file.
     ("snapshot=template", &[], &[("vm.snapshot", 204)]),
     ("resume", &[], &[("vm.resume", 204)]),
     ("remove-device=_disk0", &[], &[("vm.remove-device", 204)]),

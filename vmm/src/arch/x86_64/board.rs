@@ -213,7 +213,7 @@ macro_rules! saved {
 saved!(Cmos, ControlPort, ConfigPorts, CpuHotplug, HotplugRegisters, MemoryDevices, PmTimer, SerialPort);
 
 impl Board {
-    /// Places all devices except the serial port. Requests of the guest go to `mailbox`.
+    /// Places all devices except the serial port. The guest's requests are left in `mailbox`.
     ///
     /// # Errors
     /// KVM rejects an interrupt line, or the process has reached its limit of open files.
@@ -241,7 +241,7 @@ impl Board {
         })
     }
 
-    /// Places the first serial port and connects its interrupt line. Output of the guest goes to `output`.
+    /// Places the first serial port and connects its interrupt line. The guest's output is written to `output`.
     ///
     /// # Errors
     /// As for [`new`](Self::new).

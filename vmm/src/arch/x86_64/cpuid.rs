@@ -87,8 +87,8 @@ impl CpuidTemplate {
                 }
                 entry.edx = if self.vcpus > 1 { entry.edx | HTT } else { entry.edx & !HTT };
             }
-            // Intel's cache leaves: the number of other cores in the package (bits 26 to 31), and of other vCPUs that share the cache
-            // (bits 14 to 25).
+            // Intel's cache leaves. Bits 26 to 31 are the number of other cores in the package. Bits 14 to 25 are the number of other vCPUs
+            // that share the cache.
             4 => {
                 let shared = self.shared(entry.eax);
                 entry.eax = (entry.eax & 0x3fff) | (shared << 14) | ((logical - 1).min(63) << 26);

@@ -45,7 +45,7 @@ pub(super) fn xsave(vm: &VmFd, vcpu: &VcpuFd) -> io::Result<Vec<u8>> {
     Ok([area.as_fam_struct_ref().xsave.region.as_bytes(), area.as_slice().as_bytes()].concat())
 }
 
-/// Sets a vCPU's extended state. If this host's area is larger than `bytes`, the rest gets its initial state.
+/// Sets a vCPU's extended state. If this host's area is larger than `bytes`, the rest of the area gets its initial state.
 ///
 /// # Errors
 /// This host's area is smaller, or KVM rejects the state.

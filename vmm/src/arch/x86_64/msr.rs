@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Model-specific registers of a vCPU. They are accessed one at a time: a register that cannot be written or read on this host
-//! must not prevent access to the others.
+//! Model-specific registers of a vCPU. They are accessed one at a time. So a register that cannot be written or read on this
+//! host does not prevent access to the other registers.
 
 use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::{Kvm, VcpuFd};

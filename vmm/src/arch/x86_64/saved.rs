@@ -297,7 +297,7 @@ mod tests {
         let new = machine(Some(&saved)).unwrap();
         let (_, restore_time) = timed(|| saved.restore(&new.vm, &new).unwrap());
         let (after, last_time) = timed(|| save(&new));
-        // Each step accesses the clock and the counters one after the other. This thread may lose the CPU in between.
+        // Each step accesses the clock and the counters one after the other. This thread may lose the CPU between these accesses.
         let tolerance = 0.1 + (save_time + restore_time + last_time).as_secs_f64();
         let passed = Duration::from_nanos(after.realtime_ns - saved.realtime_ns).as_secs_f64();
         for (before, after) in saved.vcpus.iter().zip(&after.vcpus) {

@@ -6,7 +6,7 @@ use devices::platform::{HostListener, HostNotice};
 
 use super::*;
 
-/// Delivers notices of the host about devices, all at once.
+/// Delivers several notices of the host about devices at the same time.
 fn tell(control: &mut Control<Null>, notices: &[(&str, HostNotice)]) -> ControlFlow<Result<(), VmError>> {
     let mailbox = MAILBOX.with_borrow(Clone::clone).unwrap();
     notices.iter().for_each(|(id, notice)| mailbox.notify(id, "0000:03:00.0", *notice));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of calls of several clients at once.
+//! Tests of calls that several clients make at the same time.
 
 use std::collections::HashSet;
 use std::sync::Barrier;

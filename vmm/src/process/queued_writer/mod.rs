@@ -31,8 +31,8 @@ const DISK_PIECE: usize = 4 << 10;
 /// Maximum time of one wait of a caller.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Bounded queue of bytes or lines, and the thread that writes them. After the queue is dropped, the thread writes the rest while the
-/// process lives.
+/// Bounded queue of bytes or lines, and the thread that writes them. After the queue is dropped, the thread writes the remaining bytes
+/// while the process lives.
 pub struct QueuedWriter(Arc<Shared>);
 
 struct Shared {
@@ -157,8 +157,9 @@ impl QueuedWriter {
         self.0.lock().lost
     }
 
-    /// Queues `bytes` as a whole, and waits at most `timeout` for room. Callers get room in order of arrival. After a timeout, bytes that
-    /// find no room are lost at once until something is written again. The log then reports the number of lost bytes.
+    /// Queues `bytes` as a whole, and waits at most `timeout` for room. Callers get room in order of arrival. After a timeout, later bytes
+    /// that find no room are lost without waiting, until the thread has written something again. The log then reports the number of lost
+    /// bytes.
     pub fn push(&self, bytes: &[u8], timeout: Duration) {
         let mut state = self.0.lock();
         let goes_on = |state: &State, first: bool| state.stuck || first && self.0.has_room(state, bytes);
@@ -189,7 +190,7 @@ impl QueuedWriter {
         }
     }
 
-    /// Like [`Self::drain`], but returns at once if a drain timed out and nothing was written since.
+    /// Like [`Self::drain`], but returns immediately if a drain timed out and nothing was written since.
     #[must_use]
     pub fn drain_once(&self, limit: Duration) -> bool {
         let abandoned = self.0.lock().abandoned;

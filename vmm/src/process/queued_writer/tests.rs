@@ -163,7 +163,7 @@ fn stalled_reader_delays_once_and_later_gets_queued_bytes() {
     assert_eq!(queue.0.clock.now() - start, TIMEOUT);
     assert_eq!((queue.lost(), queue.0.lock().unreported), (4000, 4000));
     gate.open(u64::MAX);
-    // On this clock, each drain gives up at once, so the test retries until everything is written.
+    // On this clock, each drain gives up immediately, so the test retries until all bytes are written.
     while !queue.drain(LONG, LONG) {
         thread::yield_now();
     }

@@ -167,8 +167,8 @@ fn firmware_larger_than_ram_is_refused() {
     assert!(error.is_user_error() && error.to_string().starts_with("--firmware"), "{error}");
 }
 
-/// Returns firmware of 16 KiB with BSS in three places: behind the file's bytes (with bytes of another segment inside), 2 MiB further up,
-/// and below 1 MiB.
+/// Returns firmware of 16 KiB with BSS in three places: behind the file's bytes, 2 MiB further up, and below 1 MiB. In the first BSS are
+/// bytes of another segment.
 fn firmware_with_bss() -> Vec<u8> {
     let segments = [
         Segment { offset: 0x3ff0, address: HIGH_RAM_START + 0x6008, file_len: 0x10, len: 0x10 },
