@@ -11,7 +11,7 @@ use vm_device::bus::{Bus, BusRange, MmioAddress, PioAddress};
 
 /// Memory access of a guest.
 pub enum Access<'d> {
-    /// Read into these bytes.
+    /// Read. The result is stored in these bytes.
     Read(&'d mut [u8]),
     /// Write of these bytes.
     Write(&'d [u8]),
@@ -95,7 +95,7 @@ impl IoMap {
         self.slots.get().and_then(Weak::upgrade).map_or(Ok(false), |slots| slots.access(address, access))
     }
 
-    /// Reads from `address`. Without a device there, the bytes are all ones.
+    /// Reads from `address`. If no device is at `address`, the bytes are all ones.
     pub fn read(&self, space: Space, address: u64, data: &mut [u8]) {
         data.fill(0xff);
         match self.find(space, address, data.len()) {
@@ -104,7 +104,7 @@ impl IoMap {
         }
     }
 
-    /// Writes to `address`. Without a device there, the write is ignored.
+    /// Writes to `address`. If no device is at `address`, the write is ignored.
     pub fn write(&self, space: Space, address: u64, data: &[u8]) {
         match self.find(space, address, data.len()) {
             Some((offset, device)) => device.write(offset, data),

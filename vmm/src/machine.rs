@@ -45,8 +45,8 @@ pub trait Machine: Sized + Send + 'static {
     fn save(&mut self, config: &VmConfig, sink: &mut dyn StateSink) -> Result<(), VmError>;
     /// Loads the guest's kernel or firmware, sets the boot processor to its entry, and runs the vCPUs if `run` is set.
     fn start(&mut self, run: bool) -> Result<(), VmError>;
-    /// Gives up the VM without waiting. Called if a thread of the machine holds locks for ever. The program ends next. The real VM orders
-    /// its vCPUs to stop.
+    /// Gives up the VM without waiting. Called if a thread of the machine holds locks for ever. After the call, the program ends. The real
+    /// VM orders its vCPUs to stop.
     fn abandon(self)
     where
         Self: Sized,

@@ -147,7 +147,7 @@ enum Entered {
     Interrupted,
 }
 
-/// Thread's side of a vCPU.
+/// Data of a vCPU's thread.
 struct Runner {
     id: u32,
     shared: Arc<Shared>,

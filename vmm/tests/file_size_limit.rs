@@ -39,7 +39,7 @@ fn limit(carom: &Carom, bytes: u64) {
     prlimit(Some(Pid::from_child(&carom.0)), Resource::Fsize, limit).unwrap();
 }
 
-/// Returns the configuration of a VM whose kernel is `code`, with further fields.
+/// Returns the configuration of a VM whose kernel is `code`. `more` contains further fields.
 fn config(dir: &Path, code: &[u8], more: Value) -> Value {
     fs::write(dir.join("kernel"), elf(code)).unwrap();
     let mut config = json!({"payload": {"kernel": dir.join("kernel")}, "memory": {"size": 64 << 20},

@@ -77,9 +77,10 @@ struct Manner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asks {
     Nothing,
-    /// The server sends endless reads of unmapped addresses, with the flag that forbids replies. The device is behind the virtio-iommu.
+    /// The server sends reads of unmapped addresses without end, with the flag that forbids replies. The device is behind the
+    /// virtio-iommu.
     Unmapped,
-    /// The server sends endless reads of 1 MiB of RAM, and takes the replies in pieces of 8 KiB.
+    /// The server sends reads of 1 MiB of RAM without end, and takes the replies in pieces of 8 KiB.
     Drained,
     /// The server writes to RAM during each reset of the device.
     WhileReset,
@@ -90,10 +91,10 @@ enum Asks {
 struct Seen {
     /// Number of SET_IRQS messages with eventfds over this connection.
     asked: AtomicU32,
-    /// Numbers of refused and of completed writes during resets.
+    /// Number of refused writes and number of completed writes during resets.
     refused: AtomicU32,
     done: AtomicU32,
-    /// Number of endless reads that the server has sent.
+    /// Number of reads that the server has sent so far.
     questions: AtomicU32,
     /// True if the test ends.
     over: AtomicBool,

@@ -346,7 +346,7 @@ fn snapshot_names_no_file_beyond_the_command_line() {
     let text = refused(dir, "vm.boot", None);
     assert!(text.contains(BEYOND), "{text}");
     put(dir, "vm.delete", None);
-    // A narrower rule than the command line's is accepted.
+    // A rule that is narrower than the command line's rule is accepted.
     let mut config = saved;
     config["landlock_enable"] = json!(true);
     config["landlock_rules"] = json!([{"path": dir.join("allowed/disk"), "access": "r"}]);
@@ -497,7 +497,7 @@ fn vm_of_inherited_descriptors_needs_no_file_permissions() {
     let dir = files.path();
     fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).unwrap();
     let open = |options: &str| {
-        // Only root can become another user. Otherwise the test checks less.
+        // Only root can become another user. Without root, the test checks only the use of the descriptors.
         let other = if rustix::process::getuid().is_root() {
             "setpriv --reuid=64000 --regid=64000 --clear-groups --bounding-set=-all --inh-caps=-all"
         } else {

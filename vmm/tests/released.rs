@@ -66,7 +66,7 @@ impl Site {
     /// Starts the process with these options.
     fn start(&self, options: &[&str]) -> Carom {
         let [kernel, serial, api] = ["kernel", "serial", "api"].map(|name| self.at(name));
-        // A killed process leaves its socket.
+        // A killed process leaves its socket, so remove an old socket.
         let _ = fs::remove_file(&serial);
         let child = Command::new(env!("CARGO_BIN_EXE_carom"))
             .arg("--kernel")

@@ -112,7 +112,8 @@ fn ending_signals_end_the_process_cleanly() {
 
 #[test]
 fn signals_of_failures_end_the_process_at_once() {
-    // Carom inherits ignored signals. A shell's background jobs ignore SIGQUIT, for example.
+    // Carom inherits ignored signals, so signals that this test ignores are skipped. For example, a
+    // shell's background jobs ignore SIGQUIT.
     for signal in CORE.into_iter().filter(|signal| !is_ignored(*signal)) {
         let dir = tempfile::tempdir().unwrap();
         let Some(mut carom) = start(dir.path(), &[]) else { return };

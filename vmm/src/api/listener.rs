@@ -26,7 +26,7 @@ impl ApiListener {
     }
 
     /// Returns the maximum silence of a client between two requests. API clients may keep a connection for as long as the VM lives.
-    /// Network clients may not, because silent clients would occupy all places for ever.
+    /// Network clients may not keep a silent connection, because they could occupy all places for ever.
     pub(super) fn idle_time(self) -> Option<Duration> {
         match self {
             Self::Api => None,

@@ -34,7 +34,7 @@ pub enum ControlError {
     /// The VM could not be built, or the operation failed.
     #[error(transparent)]
     Vm(#[from] VmError),
-    /// The VM has no such part.
+    /// The VM has no such device.
     #[error("{0}")]
     NoSuchPart(String),
     /// Too many calls are in the queue.

@@ -137,7 +137,7 @@ struct Booted<M> {
     leaving: Vec<PartConfig>,
     /// IDs of the devices that the host wants back.
     requested: BTreeSet<String>,
-    /// Pace of the resets that the guest asks for.
+    /// Limit on the rate of resets that the guest asks for.
     resets: ResetPace,
 }
 
@@ -180,8 +180,8 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Builds the VM and starts the guest. On failure, an event gives the reason, and the VM's state does not change. File
-    /// restrictions that were applied stay.
+    /// Builds the VM and starts the guest. On failure, an event gives the reason, and the VM's state does not change. File restrictions
+    /// that were applied stay in force.
     pub fn boot(&mut self) -> Result<(), ControlError> {
         let mailbox = self.handle.mailbox();
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;

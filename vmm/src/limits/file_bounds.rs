@@ -57,7 +57,7 @@ impl FileBounds {
     }
 
     /// True if a VM may create and use a file with this name. A dangling link counts as an existing file, because a file created through
-    /// the link would be elsewhere.
+    /// the link could be in a directory that is not allowed.
     pub fn allow_missing(&self, path: &Path, access: Access) -> bool {
         if !self.are_known() {
             return true;

@@ -63,7 +63,7 @@ mod tests {
                 let line = maps.lines().find(|line| line.starts_with(&start)).unwrap();
                 assert!(line.contains("bind:0"), "{line}");
             }
-            // A kernel without NUMA support.
+            // This kernel has no NUMA support.
             Err(MemoryError::Node { source, .. }) => assert_eq!(source.raw_os_error(), Some(libc::ENOSYS)),
             Err(error) => panic!("{error}"),
         }

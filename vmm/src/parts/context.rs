@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Services of the VM that are passed to the builders of devices.
+//! Objects and settings of the VM that the builders of devices use.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -15,7 +15,7 @@ use kvm_ioctls::VmFd;
 
 use super::rate_limits::RateLimitGroups;
 
-/// Services of the VM that devices use.
+/// Objects and settings of the VM that the builders of devices use, such as its RAM and its interrupts.
 pub struct DeviceContext {
     pub(crate) vm: Arc<VmFd>,
     pub(crate) memory: Arc<Ram>,

@@ -76,7 +76,7 @@ pub(super) fn build(
         poll: polls(config.platform.iommu_poll, config.cpus.boot_vcpus),
         rings: RING_FEATURES,
         devices: Some(context.bars.clone()),
-        // IOMMUFD does not map the registers of devices.
+        // IOMMUFD cannot map registers of a device for DMA by other devices.
         mmio: !config.platform.iommufd,
         observer: Some(context.observer.clone()),
     };

@@ -71,7 +71,7 @@ fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
     if is_device && !config.discard_writes && is_read_only_device(&file).map_err(file_error(config))? {
         return Err(only_readable(config, "is a block device that can only be read"));
     }
-    // `seek` returns the size of block devices too. Their metadata does not contain it.
+    // `seek` returns the size of block devices too. The metadata of a block device does not contain its size.
     let len = file.seek(SeekFrom::End(0)).map_err(file_error(config))?;
     let size = config.size.unwrap_or(len);
     if size > len {

@@ -46,7 +46,7 @@ pub(super) struct HostDevices {
     host: Option<HostIommu>,
     /// Address space that the next device joins, as long as another device uses the space.
     ram: Weak<RamSpace>,
-    /// All opened devices. Some may be closed.
+    /// All devices that were opened. Some of them may be closed by now.
     opened: Vec<Weak<VfioPciDevice>>,
 }
 

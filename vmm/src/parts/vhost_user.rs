@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices that a vhost-user server serves, of all kinds.
+//! Devices of all kinds that a vhost-user server serves.
 
 use std::io;
 use std::path::Path;

@@ -167,7 +167,7 @@ pub const VCPU: ThreadRole = ThreadRole {
     calls: &[OF_VCPU, MAPPINGS, WAITING, AT_PLACES, TAP_QUEUES, MESSAGES],
 };
 
-/// `TIOCGWINSZ`.
+/// Request that reads a terminal's size: `TIOCGWINSZ`.
 const TERMINAL_SIZE: &[Call] = &[Ioctl(0x5413)];
 
 /// Thread that turns signals into messages, and reads the size of the terminal.

@@ -214,7 +214,7 @@ impl Snapshot {
         Ok(Self { config, state, memory, memory_len, memory_path })
     }
 
-    /// Returns the path of the file of memory.
+    /// Returns the path of the file that contains the bytes of memory.
     pub fn memory_path(&self) -> &Path {
         &self.memory_path
     }

@@ -42,7 +42,7 @@ fn not_set(what: &str, error: io::Error) -> io::Error {
 pub struct TapOptions<'o> {
     /// Name of the interface. By default, the kernel chooses one.
     pub name: Option<&'o str>,
-    /// Number of queue pairs. Each gets a file.
+    /// Number of queue pairs. A file is opened for each pair.
     pub pairs: u16,
     /// Host's IP address on a newly created interface, and the number of bits of its network mask.
     pub address: Option<(IpAddr, u32)>,

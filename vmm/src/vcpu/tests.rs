@@ -141,7 +141,7 @@ struct Program {
     unit: usize,
 }
 
-/// Everything that can be wrong after a program.
+/// Results of a program that a pause or stop must not change.
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     pieces: Vec<Piece>,

@@ -59,7 +59,7 @@ pub(super) struct Base {
     pub(super) window_aperture: Option<RangeInclusive<u64>>,
 }
 
-/// Host state that a VM needs.
+/// Host resources of a VM: KVM, the host CPUs of its vCPUs, and the template of their CPUID.
 struct Host {
     kvm: Kvm,
     vcpu_places: BTreeMap<u32, HostCpus>,

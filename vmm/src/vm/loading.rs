@@ -17,7 +17,7 @@ use crate::arch::{acpi, smbios};
 use crate::error::VmError;
 use crate::process::thread_roles::LOADER;
 
-/// Boot contents. The payload also has the command line.
+/// Contents that the guest boots. The payload includes the command line.
 pub(super) struct Contents {
     pub(super) payload: Payload,
     pub(super) tables: acpi::TableConfig,

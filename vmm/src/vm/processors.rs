@@ -22,7 +22,7 @@ use crate::kvm::{KvmError, KvmVm};
 use crate::mailbox::Mailbox;
 use crate::vcpu::Vcpu;
 
-/// vCPU in KVM.
+/// vCPU that was created in KVM.
 struct Made {
     fd: Arc<Mutex<VcpuFd>>,
     /// CPUID of the vCPU.
@@ -49,7 +49,7 @@ impl Made {
     }
 }
 
-/// vCPU of the guest.
+/// vCPU of the guest, with its thread.
 struct Processor {
     vcpu: Vcpu,
     made: Made,

@@ -38,7 +38,7 @@ pub struct MemoryFile<'f> {
     pub file: BorrowedFd<'f>,
     /// Path of the file, for error messages.
     pub path: &'f Path,
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     pub len: u64,
 }
 

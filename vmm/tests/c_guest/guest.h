@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Same value as in entry.s. */
+/* MAX_CPUS must have the same value as in entry.s. */
 #define MAX_CPUS 4
 #define SERIAL 0x3f8
 #define SERIAL_STATUS 0x3fd

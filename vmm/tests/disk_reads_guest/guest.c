@@ -24,7 +24,7 @@
 #define HEADERS 0x1003000u
 #define STATUSES 0x1004000u
 #define DATA 0x1100000u
-/* Addresses of the virtio-iommu's queue, of a request and of its tail. */
+/* Addresses of the virtio-iommu's queue, of a request and of the request's tail. */
 #define IOMMU_TABLE 0x1200000u
 #define IOMMU_AVAILABLE 0x1201000u
 #define IOMMU_USED 0x1202000u

@@ -71,7 +71,7 @@ pub(crate) fn all(other: pid_t) -> Vec<ForeignCall> {
     let stream = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     let datagram = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     let mut all = vec![
-        // Other processes.
+        // Calls that access other processes.
         call("kill another", libc::SYS_kill, [other, 0, 0]),
         call("kill a group", libc::SYS_kill, [-other, 0, 0]),
         call("kill all", libc::SYS_kill, [-1, 0, 0]),
@@ -101,7 +101,7 @@ pub(crate) fn all(other: pid_t) -> Vec<ForeignCall> {
         ForeignCall::new("migrate_pages of another", libc::SYS_migrate_pages, [other, 0, 0, 0]),
         ForeignCall::new("move_pages of another", libc::SYS_move_pages, [other, 0, 0, 0, 0, -1]),
         ForeignCall::new("prctl PR_SET_PTRACER", libc::SYS_prctl, [PR_SET_PTRACER, -2, 0, 0, 0]),
-        // Commands of fcntl.
+        // Commands of `fcntl`.
         call("fcntl F_SETOWN", libc::SYS_fcntl, [NO_FILE, libc::F_SETOWN, other]),
         call("fcntl F_SETOWN_EX", libc::SYS_fcntl, [NO_FILE, 15, 0]),
         call("fcntl F_SETSIG", libc::SYS_fcntl, [NO_FILE, 10, libc::SIGKILL]),
@@ -115,7 +115,7 @@ pub(crate) fn all(other: pid_t) -> Vec<ForeignCall> {
         ForeignCall::new("mbind with pages of others", libc::SYS_mbind, [0, 0, -1, 0, 0, 4]),
         ForeignCall::new("setsockopt", libc::SYS_setsockopt, [NO_FILE, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, 0, 0]),
         call("timerfd_create of a clock that wakes the host", libc::SYS_timerfd_create, [9, -1, 0]),
-        // Socket families, types and protocols.
+        // Sockets of other families, types and protocols.
         call("socket, TCP", libc::SYS_socket, [libc::AF_INET, stream, 0]),
         call("socket, TCP over IPv6", libc::SYS_socket, [libc::AF_INET6, stream, 0]),
         call("socket, raw", libc::SYS_socket, [libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP]),
@@ -126,7 +126,7 @@ pub(crate) fn all(other: pid_t) -> Vec<ForeignCall> {
         call("socket, ciphers of the kernel", libc::SYS_socket, [libc::AF_ALG, libc::SOCK_SEQPACKET, 0]),
         call("socket, Unix datagrams", libc::SYS_socket, [libc::AF_UNIX, datagram, 0]),
         ForeignCall::new("socketpair, Unix datagrams", libc::SYS_socketpair, [libc::AF_UNIX, datagram, 0, 0]),
-        // The whole host.
+        // Calls that affect the whole host.
         call("execve", libc::SYS_execve, [0, 0, 0]),
         ForeignCall::new("mount", libc::SYS_mount, [0, 0, 0, 0, 0]),
         call("unshare", libc::SYS_unshare, [0, 0, 0]),

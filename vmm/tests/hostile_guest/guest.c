@@ -30,7 +30,7 @@
 /* Addresses for 32-bit BARs. */
 #define HOLE 0xe0000000u
 #define HOLE_SIZE 0x18000000u
-/* Room for the first BAR of a host device. */
+/* Bytes of address space for the first BAR of each host device. */
 #define PASSED_SIZE 0x1000000u
 
 struct kept {
@@ -45,7 +45,7 @@ struct device {
 };
 
 static struct device devices[MAX_DEVICES];
-/* Slots of devices that are not virtio devices: host devices. */
+/* Slots of host devices, which are not virtio devices. */
 static uint32_t passed[MAX_DEVICES];
 static volatile uint32_t device_count, passed_count, go;
 static uint32_t state[MAX_CPUS];
@@ -423,7 +423,7 @@ static void resets(uint32_t cpu)
 			MEM8(base + 0x2000 + 36) = below(cpu, 2);
 		break;
 	default:
-		/* Without the virtio-iommu, the guest can do little. */
+		/* Usually spares the virtio-iommu, because without this device the guest can do little. */
 		if (d->type == 23 && below(cpu, 32))
 			break;
 		if (base >= HOLE && base < HOLE + HOLE_SIZE)
@@ -522,7 +522,7 @@ static void boot_cpu(const uint32_t *info)
 	find(0);
 	bring();
 	go = 1;
-	/* Two to five seconds, depending on the processor. */
+	/* The life lasts two to five seconds, depending on the processor's frequency. */
 	end = tsc() + ((2ull + below(0, 3)) << 31);
 	while (tsc() < end) {
 		act(0, 0);

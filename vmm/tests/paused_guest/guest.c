@@ -288,7 +288,7 @@ static void find(void)
 				add(CONSTANT, base, 9);
 				break;
 			case 4:
-				/* A source of random numbers. Only its header is used. */
+				/* A source of random numbers. The guest uses only the header of its configuration space. */
 				use_bars(slot);
 				continue;
 			case 19:

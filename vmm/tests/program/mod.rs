@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A real `carom` process that serves its API, and calls to it.
+//! Starts a real `carom` process that serves its API, and makes calls to the API.
 
 use std::env;
 use std::fs::OpenOptions;

@@ -53,7 +53,7 @@ fn line_route(gsi: u32, irqchip: u32, pin: u32) -> kvm_irq_routing_entry {
 #[cfg_attr(test, derive(Default))]
 pub struct IrqchipState([KvmBytes<kvm_irqchip>; 3]);
 
-/// Chips in the order of the state.
+/// Chips in the order in which [`IrqchipState`] contains them.
 const CHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
 
 impl IrqchipState {

@@ -66,7 +66,7 @@ pub struct PciHole {
     /// IOVA aperture of bounce windows. It lies in the PCI hole, where the guest's DMA layer never allocates IOVAs, so no mapping's IOVA
     /// can fall into it. No BAR is placed here either.
     pub aperture: RangeInclusive<u64>,
-    /// 32-bit BARs of all segments.
+    /// Addresses for the 32-bit BARs of all segments.
     pub mem32: RangeInclusive<u64>,
 }
 
@@ -82,7 +82,7 @@ impl PciHole {
     }
 }
 
-/// I/O BARs of all segments.
+/// Ports for the I/O BARs of all segments.
 pub const PCI_IO: RangeInclusive<u64> = 0x1000..=0xffff;
 /// ECAM of segment 0, bus 0 only. The ECAM of the other segments follows.
 pub const PCI_ECAM: u64 = 0xf800_0000;

@@ -89,7 +89,7 @@ fn vcpus_are_added_at_once_and_removed_once_released() {
     want(&mut control, 4, None).unwrap();
     assert_eq!(size(&control), (4, 4, 64));
     want(&mut control, 2, None).unwrap();
-    // The configuration contains the wanted number.
+    // The configuration contains the wanted number of vCPUs.
     assert_eq!(size(&control), (2, 4, 64));
     let leaving = "vCPU 2 is about to be removed, and the guest has not released it yet: try again later";
     assert_eq!(want(&mut control, 3, None), Err(leaving.into()));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::State;
 
-/// Clock that callers can wait by.
+/// Clock for waits with a time limit.
 pub(super) trait Clock: Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Instant;

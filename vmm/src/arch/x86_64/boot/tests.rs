@@ -124,7 +124,7 @@ fn firmware_is_entered_by_pvh_with_memory_map_and_tables() {
     }
     let long = |address| memory.read_obj::<u64>(GuestAddress(address)).unwrap();
     let start = crate::arch::layout::PVH_START_INFO;
-    // The firmware gets no modules, and a command line that is empty.
+    // The firmware gets no modules and an empty command line.
     assert_eq!((long(start + 8) >> 32, long(start + 16)), (0, 0));
     assert_eq!(memory.read_obj::<u8>(GuestAddress(long(start + 24))).unwrap(), 0);
     assert_eq!((long(start + 32), long(start + 40)), (0xe0000, crate::arch::layout::PVH_MEMORY_MAP));

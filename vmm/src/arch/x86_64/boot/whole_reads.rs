@@ -73,7 +73,7 @@ mod tests {
         let mut bytes = [0; 100];
         memory.read_slice(&mut bytes, at).unwrap();
         assert!(bytes.iter().zip(1..).all(|(byte, expected)| *byte == expected), "{bytes:?}");
-        // A file that is shorter than announced fails the read.
+        // If the file is shorter than announced, the read fails.
         memory.read_exact_volatile_from(at, &mut WholeReads(Slow(0, 99)), 100).unwrap_err();
     }
 }
