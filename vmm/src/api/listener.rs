@@ -11,7 +11,7 @@ use carom_api::operations::{self, Operation};
 pub(super) enum ApiListener {
     /// The API's socket, which serves every operation.
     Api,
-    /// The address for metrics, which serves only metrics.
+    /// The metrics address, which serves only metrics.
     Metrics,
 }
 

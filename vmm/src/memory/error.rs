@@ -25,7 +25,7 @@ pub enum MemoryError {
         /// Error from the kernel.
         source: io::Error,
     },
-    /// The host could not provide all pages before the guest needs them.
+    /// The host could not provide all pages in advance.
     #[error(
         "cannot prefault {size} bytes of guest RAM: {source}; prefault=on needs Linux 5.14 or later and this much free host memory"
     )]

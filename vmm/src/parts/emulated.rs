@@ -16,7 +16,7 @@ use super::mapper::EndpointMapper;
 use super::{Built, Part, Site, name};
 use crate::error::VmError;
 
-/// Part that has counters and nothing else of its own.
+/// Part whose only own method returns counters.
 pub(super) struct Counting<F>(pub(super) F);
 
 impl<F: Fn() -> Vec<Counter> + Send> Part for Counting<F> {

@@ -99,7 +99,7 @@ impl Part for HostDevice {
         reset(function);
         if let (Some(ram), false, true) = (&self.ram, self.iommufd, self.function.is_held()) {
             // The kernel may remove the group from the container before this process closes the container. This process's object for the
-            // container does not notice the removal, so it would not add the group again. Therefore no more devices may join the space.
+            // container does not notice the removal, so it could not add the group again. Therefore no more devices may join the space.
             ram.closed.store(true, Ordering::Relaxed);
         }
     }

@@ -34,8 +34,9 @@ fn connections() -> usize {
     fitting(limit.unwrap_or(usize::MAX))
 }
 
-/// Returns the maximum number of connections for a descriptor limit. [`MOST_CLIENTS`] descriptors are reserved for clients. Of the other
-/// descriptors, connections get all beyond [`OTHER_DESCRIPTORS`], but at least half.
+/// Returns the maximum number of connections for a descriptor limit. [`MOST_CLIENTS`] descriptors are reserved for clients.
+/// [`OTHER_DESCRIPTORS`] of the other descriptors are for the rest of the VM. Connections get what remains, but at least half of the
+/// descriptors that are not reserved for clients.
 fn fitting(descriptors: usize) -> usize {
     let without_clients = descriptors.saturating_sub(MOST_CLIENTS);
     let rest = without_clients.saturating_sub(OTHER_DESCRIPTORS);

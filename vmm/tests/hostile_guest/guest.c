@@ -11,8 +11,8 @@
  * repeats the same actions, as far as the timing of the vCPUs allows.
  *
  * A life lasts some seconds and ends with a reset by the guest itself, through ACPI's register or a triple fault. If the guest did
- * not end a life itself, the next life begins with a pause. During the pause, the test checks that nothing of the previous life is
- * left.
+ * not end a life itself, the next life begins with a pause. During the pause, the test checks what the VMM has kept from the
+ * previous life.
  */
 #include "guest.h"
 
