@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Keeps a guest's CPU free of other work, for measurements of what the guest's kernel itself does.
 //!
-//! If a device's interrupt arrives on the CPU that runs the guest, the guest stops meanwhile, and counts this time as its
-//! own. Without these settings, the host's kernel sometimes uses the same CPU for the guest and for interrupts.
+//! While the host handles a device interrupt on the guest's CPU, the guest does not run, but its clock continues. So the guest
+//! measures this time as its own. Without these settings, the host's kernel sometimes uses the same CPU for the guest and for
+//! interrupts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,23 +12,25 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
-/// CPU mask (hexadecimal) for interrupts that are requested from now on (Documentation/core-api/irq/irq-affinity.rst in Linux).
+/// File with the CPU mask (hexadecimal) of interrupts that drivers request from now on (Linux
+/// Documentation/core-api/irq/irq-affinity.rst).
 const DEFAULT_AFFINITY: &str = "/proc/irq/default_smp_affinity";
 
-/// Places vCPU threads on the last CPUs, and device interrupts on the first CPU as long as this value lives.
+/// Placement of vCPU threads on the last CPUs, and of new device interrupts on the first CPU. If this value is dropped, later
+/// interrupts get their previous CPUs again.
 #[derive(Debug)]
 pub(crate) struct Apart {
     /// CPUs on which this process may run.
     cpus: Vec<usize>,
     /// vCPUs whose threads have been placed.
     placed: BTreeSet<usize>,
-    /// Previous CPUs of interrupts, if they were changed.
+    /// Previous contents of [`DEFAULT_AFFINITY`], if this value changed them.
     affinity: Option<String>,
 }
 
 impl Apart {
-    /// With `interrupts`, new interrupts of all devices go to the first CPU. Use this only on a machine that does no other
-    /// work. Existing interrupts stay where they are.
+    /// With `interrupts`, sends new interrupts of all devices to the first CPU. Use this only on a machine that does no other
+    /// work. Existing interrupts keep their CPUs.
     ///
     /// # Errors
     /// Fails if the kernel rejects the mask.

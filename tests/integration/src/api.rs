@@ -25,7 +25,8 @@ const POLL: Duration = Duration::from_millis(50);
 /// Maximum number of characters that a failed test prints of the console and of stderr.
 const SHOWN: usize = 4000;
 
-/// Maximum time for an answer. Booting pins memory and loads files, and takes seconds under emulation.
+/// Maximum time for an answer. Answers to boot requests take longest: booting pins memory and loads files, which takes seconds
+/// under emulation.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
 
 /// Calls the API at `socket` and returns status and body.
@@ -135,8 +136,8 @@ impl ApiVmm {
         Ok(vmm)
     }
 
-    /// Starts another process after the previous process has ended. The new process has the same socket and files, and
-    /// additional arguments. The file of events starts empty.
+    /// Starts another process after the previous process has ended. The new process has the same socket and files, and additional
+    /// arguments. The event file starts empty.
     ///
     /// # Errors
     /// Fails if the previous process has not ended, Carom cannot be started, or its API does not answer.
@@ -155,31 +156,31 @@ impl ApiVmm {
         Ok(())
     }
 
-    /// Returns the directory of the files. It is removed when this value is dropped.
+    /// Returns the directory with the files of Carom and the guest. The directory is removed when this value is dropped.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Returns the socket of the API.
+    /// Returns the path of the API socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("socket")
     }
 
-    /// Returns the kernel for a guest.
+    /// Returns the path of the kernel for a guest.
     #[must_use]
     pub fn kernel(&self) -> &Path {
         &self.kernel
     }
 
-    /// Returns the initramfs with the job.
+    /// Returns the path of the initramfs with the job.
     #[must_use]
     pub fn initramfs(&self) -> PathBuf {
         self.dir.path().join("initramfs")
     }
 
-    /// Returns the file for the guest's console.
+    /// Returns the path of the file for the guest's console.
     #[must_use]
     pub fn console_file(&self) -> PathBuf {
         self.dir.path().join("console")
@@ -228,7 +229,7 @@ impl ApiVmm {
         Ok((status, if body.is_empty() { Value::Null } else { serde_json::from_str(&body)? }))
     }
 
-    /// Returns the text at a path of the API.
+    /// Returns the body of the answer to a GET request for an API path.
     ///
     /// # Errors
     /// Fails if there is no answer, or if its status is not 200.

@@ -158,7 +158,7 @@ pub fn check_same(outcome: &Outcome, cards: usize) -> Result<()> {
 pub struct Figures {
     /// Duration of the I/O.
     pub seconds: f64,
-    /// Mappings that the pool served: buffers, lists and requests.
+    /// Mappings that bounced: single buffers, scatter-gather lists, and block requests as a whole.
     pub bounced: u64,
     /// Bytes copied to slots.
     pub copied_in: u64,
@@ -168,9 +168,9 @@ pub struct Figures {
     pub refused_by_attributes: u64,
     /// Sync calls for memory in slots.
     pub syncs: u64,
-    /// Chunk requests to the host.
+    /// WINDOW_ADD requests for chunks.
     pub chunk_adds: u64,
-    /// Number of times that a device lost the elision of sync calls.
+    /// Number of times that the kernel stopped skipping the device's sync calls because a mapping bounced.
     pub elision_lost: u64,
 }
 
@@ -193,7 +193,7 @@ pub fn figures(outcome: &Outcome) -> Result<Vec<Figures>> {
     seconds.iter().enumerate().map(|(number, text)| one(outcome, number, text)).collect()
 }
 
-/// Parses the figures of the device with this number.
+/// Parses the figures of one device. `number` counts the devices from 0 in the order of the jobs.
 fn one(outcome: &Outcome, number: usize, seconds: &str) -> Result<Figures> {
     let count = |name: &str| -> Result<u64> {
         let key = format!("CAROM-STAT-{name}");
@@ -219,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the output of two devices' jobs. Each value of the second device is twice the value of the first device.
+    /// Returns the output of two devices' jobs. Each figure of the second device is twice the figure of the first device.
     fn outcome() -> Outcome {
         let names = [
             "bounced_pages",

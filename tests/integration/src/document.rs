@@ -16,17 +16,20 @@ static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     document
 });
 
-/// Checks an answer against the document. Its body is JSON or empty.
+/// Checks an answer against the document. The answer's body must be JSON or empty.
 ///
 /// # Errors
-/// Fails if the document lacks the operation or its status, or if the body does not match its schema. The error contains the
-/// differences.
+/// Fails if the document lacks the operation or the answer's status, or if the body does not match the schema. The error contains
+/// the differences.
 pub(crate) fn check(method: &str, path: &str, status: u16, body: &str) -> Result<()> {
     let response = &DOCUMENT["paths"][path][method.to_lowercase()]["responses"][status.to_string()];
     ensure!(response.is_object(), "{method} {path}: status {status} is not in the document; the body is {body}");
     let content = &response["content"]["application/json"]["schema"];
     if content.is_null() {
-        ensure!(body.is_empty(), "{method} {path}: the document has no body for status {status}, but there is {body}");
+        ensure!(
+            body.is_empty(),
+            "{method} {path}: the document has no body for status {status}, but the body is {body}"
+        );
         return Ok(());
     }
     let body: Value =
@@ -35,7 +38,7 @@ pub(crate) fn check(method: &str, path: &str, status: u16, body: &str) -> Result
     close(&mut schema, true);
     schema["components"] = DOCUMENT["components"].clone();
     let wrong: Vec<_> = jsonschema::validator_for(&schema)
-        .context("cannot build a validator")?
+        .context("cannot build a validator from the document's schema")?
         .iter_errors(&body)
         .map(|error| format!("{}: {error}", error.instance_path()))
         .collect();
@@ -43,8 +46,8 @@ pub(crate) fn check(method: &str, path: &str, status: u16, body: &str) -> Result
     Ok(())
 }
 
-/// Closes a schema and its inner schemas, so that they reject unknown properties. `used` is true if the schema is used by itself,
-/// not as a part of another schema.
+/// Closes a schema and its inner schemas, so that they reject unknown properties. `used` is true if a value must match this
+/// schema alone. It is false if another schema contains this one (by `allOf` or `$ref`): then the other schema is closed instead.
 fn close(schema: &mut Value, used: bool) {
     let Value::Object(keywords) = schema else { return };
     let has = |keyword| keywords.contains_key(keyword);
@@ -74,7 +77,7 @@ fn values(value: &mut Value) -> Box<dyn Iterator<Item = &mut Value> + '_> {
 mod tests {
     use super::*;
 
-    /// Returns the error for an answer to adding a device.
+    /// Returns the error of the check of an answer to `vm.add-device`.
     fn wrong(status: u16, body: &str) -> String {
         format!("{:#}", check("PUT", "/api/v1/vm.add-device", status, body).unwrap_err())
     }

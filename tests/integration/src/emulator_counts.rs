@@ -9,8 +9,8 @@ use std::path::Path;
 /// Start of the line that the emulator writes after mark 3.
 const LINE: &str = "3 executed ";
 
-/// Returns the number of instructions that all CPUs of the machine have executed so far. The emulator writes its counts to
-/// `file`. Returns `None` if there are no counts.
+/// Returns the number of instructions that all CPUs of the machine have executed so far. The emulator appends its counts to
+/// `file`. Returns `None` if the emulator does not count.
 pub(crate) fn executed(file: &Path) -> Option<u64> {
     mark();
     fs::read_to_string(file).ok()?.lines().rev().find_map(total)

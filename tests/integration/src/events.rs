@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The VMM's event stream (`--event-monitor path=FILE`): one JSON object after another, as Cloud Hypervisor writes them.
+//! The VMM's event stream (`--event-monitor path=FILE`): one JSON object after another, in Cloud Hypervisor's format.
 
 use std::path::Path;
 
@@ -55,11 +55,11 @@ pub struct Counters {
     pub requests: Requests,
     /// Requests that failed.
     pub failed: Requests,
-    /// Bytes that MAP requests map now.
+    /// Bytes that are mapped now, by MAP requests.
     pub mapped_bytes: u64,
     /// Maximum of `mapped_bytes` so far.
     pub peak_mapped_bytes: u64,
-    /// Bytes of window memory that are backed now.
+    /// Bytes of window memory that chunks back now.
     pub window_bytes: u64,
     /// Maximum of `window_bytes` so far.
     pub peak_window_bytes: u64,
@@ -85,7 +85,7 @@ pub fn read(path: &Path) -> Result<Vec<Event>> {
         return Ok(Vec::new());
     }
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    parse(&text).with_context(|| format!("cannot read events of {}", path.display()))
+    parse(&text).with_context(|| format!("cannot parse the events in {}", path.display()))
 }
 
 fn parse(text: &str) -> Result<Vec<Event>> {

@@ -35,7 +35,7 @@ pub struct Guest {
     name: String,
     vmm: Vmm,
     kernel: Kernel,
-    /// Description for the VMM, without files that are created at the start.
+    /// Description for the VMM. The paths of files that are created at the start are still missing.
     machine: Machine,
     job: String,
     extras: Vec<Extra>,
@@ -70,7 +70,7 @@ pub struct Outcome {
     pub begun: Option<Duration>,
     /// Time from the VMM's start to its end.
     pub elapsed: Duration,
-    /// Number of earlier attempts with this description that hung or that the rig's emulator ended.
+    /// Number of earlier attempts to run this guest that hung or that the rig's emulator ended.
     pub retries: u32,
 }
 
@@ -286,8 +286,8 @@ impl Guest {
 
     /// Runs the guest to its end.
     ///
-    /// On an emulated machine, a guest that hangs, or that the emulated CPU ends, is started again once. The outcome counts this,
-    /// the run's last line mentions it, and stderr explains it. On hardware, such a guest fails at once.
+    /// On an emulated machine, a guest that hangs or that the emulated CPU ends is started once more. The outcome and the run's
+    /// last line count such restarts, and stderr contains the reason. On hardware, the run fails instead.
     ///
     /// # Errors
     /// Fails if the VMM cannot be started or fails, or if the guest panics, hangs, is reset by a triple fault, or ends without
@@ -322,7 +322,8 @@ impl Guest {
         }
     }
 
-    /// Returns the reason to start the guest again, if there is one. Only emulated CPUs sometimes end or hang a guest.
+    /// Returns the reason to start the guest again, if there is one. Only an emulated machine gives a guest this second chance,
+    /// because only emulated CPUs sometimes hang or end a guest.
     fn second_chance(&self, site: &Site, finished: &Finished) -> Option<String> {
         let is_silent = matches!(self.vmm, Vmm::Qemu | Vmm::QemuIntel | Vmm::Other);
         let reset = || if is_silent { reset_without_a_word(finished) } else { self.fell_over(finished) };
@@ -354,8 +355,8 @@ impl Guest {
         Ok(script)
     }
 
-    /// Records the start, and creates the guest's files in `dir`. Returns the VMM's command, the console file, and the API
-    /// socket if the VMM is Carom.
+    /// Records that the guest is started, and creates the guest's files in `dir`. Returns the VMM's command, the console file,
+    /// and the API socket if the VMM is Carom.
     pub(crate) fn command(&self, site: &Site, dir: &Path) -> Result<(Command, PathBuf, Option<PathBuf>)> {
         tally::note_started(&site.out, &self.name)?;
         let console = self.console(site, 0)?;
@@ -392,7 +393,8 @@ impl Guest {
         finished.stderr.contains("triple fault; the guest is reset") && !self.machine.cmdline.contains("reboot=t")
     }
 
-    /// Writes the guest's files, except the console, to `dir`. Returns the VMM's command and its description.
+    /// Writes the guest's files, except the console, to `dir`. Returns the VMM's command and the complete description for the
+    /// VMM.
     fn prepare(&self, site: &Site, dir: &Path, console: &Path) -> Result<(Command, Machine)> {
         let (kernel, base) = self.kernel.files(site)?;
         let mitigations = if has_mitigations(kernel) { " mitigations=off" } else { "" };
@@ -402,15 +404,16 @@ impl Guest {
         initramfs::append(base, &extras, &initramfs)?;
         let (mut kernel, mut program) = (kernel.to_path_buf(), None);
         if let Some(id) = self.machine.user {
-            // The user may lack access to the original files.
+            // The VMM's user may lack access to the original files, so copy them.
             let copies = [(&mut kernel, dir.join("kernel")), (program.insert(site.carom.clone()), dir.join("carom"))];
             for (file, copy) in copies {
-                fs::copy(&*file, &copy).with_context(|| format!("cannot copy {} for the user", file.display()))?;
+                fs::copy(&*file, &copy)
+                    .with_context(|| format!("cannot copy {} for the VMM's user", file.display()))?;
                 *file = copy;
             }
             for path in [dir, &initramfs] {
                 chown(path, Some(id), Some(id))
-                    .with_context(|| format!("cannot change the owner of {} to the user", path.display()))?;
+                    .with_context(|| format!("cannot change the owner of {} to the VMM's user", path.display()))?;
             }
         }
         let machine = Machine {
@@ -430,8 +433,7 @@ impl Guest {
         let vmm_status =
             status.code().with_context(|| format!("the VMM of guest {} was killed: {status}", self.name))?;
         ensure!(vmm_status == 0, "the VMM of guest {} failed with status {vmm_status}{}", self.name, tail(&finished));
-        let job_status = job_status(&finished.stdout)
-            .with_context(|| format!("guest {} ended without its job's status{}", self.name, tail(&finished)))?;
+        let job_status = job_status(&finished.stdout).with_context(|| format!("guest {} ended; its job gave no status{}", self.name, tail(&finished)))?;
         Ok(Outcome {
             counters: events::counters(&seen.events)?,
             events: seen.events,
@@ -449,9 +451,9 @@ impl Guest {
     }
 }
 
-/// True if a kernel supports mitigations of CPU vulnerabilities, which cost speed. A kernel without mitigations reports
-/// `mitigations=off` as unknown, and this report takes hundreds of exits. The configuration of a kernel that this project
-/// builds is in the kernel's directory.
+/// True if a kernel supports mitigations of CPU vulnerabilities, which cost speed. A kernel without mitigations prints that it
+/// does not know `mitigations=off`, and printing takes hundreds of exits. The configuration of a kernel that this project builds
+/// is in the kernel's directory.
 fn has_mitigations(kernel: &Path) -> bool {
     let config = fs::read_to_string(kernel.with_file_name("config"));
     config.map_or(true, |config| config.lines().any(|line| line == "CONFIG_CPU_MITIGATIONS=y"))
@@ -484,15 +486,16 @@ impl Outcome {
 /// or interrupts, where interrupts are off. QEMU's emulation of nested guests sometimes delivers such an interrupt if it
 /// lacks our fixes (`xtask/src/emulator.rs`).
 ///
-/// A fault at the entry for interrupts only counts on the entry stack, because an overflow of a task's own stack also ends
-/// at this entry.
+/// A fault at the entry for interrupts only counts if the CPU used the entry stack. An overflow of a task's own stack also faults
+/// at this entry, and is the kernel's own error.
 fn emulator_failed(console: &str) -> bool {
     let interrupt = || console.contains("<ENTRY_TRAMPOLINE>") && console.contains("RIP: 0010:irq_entries_start+0x");
     console.contains("PANIC: double fault") && (console.contains("RIP: 0010:entry_SYSCALL_64+0x0/") || interrupt())
 }
 
-/// True if QEMU ended with status 0 before the end of the job. QEMU runs a guest until it powers off or is reset. The cause is
-/// the same as for [`emulator_failed`], but the guest could not even handle the double fault.
+/// True if QEMU ended with status 0 before the end of the job. QEMU runs a guest until it powers off or is reset. So a triple
+/// fault has reset the guest. The cause is the same as for [`emulator_failed`], but here the guest could not even handle the
+/// double fault.
 fn reset_without_a_word(finished: &Finished) -> bool {
     matches!(finished.ended, Ended::Exited(status) if status.success()) && job_status(&finished.stdout).is_none()
 }

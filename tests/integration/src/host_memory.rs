@@ -41,8 +41,8 @@ fn succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Control group of processes, with accounting and an optional limit of memory (Linux Documentation/admin-guide/cgroup-v2.rst).
-/// The processes must end before this value is dropped.
+/// Control group that counts the memory of its processes, and can limit this memory (Linux
+/// Documentation/admin-guide/cgroup-v2.rst). The processes must end before this value is dropped.
 #[derive(Debug)]
 pub struct MemoryGroup {
     dir: PathBuf,
@@ -138,7 +138,7 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // An ended process leaves its group after a moment.
+        // An ended process leaves its group only after a moment.
         let start = Instant::now();
         while let Err(error) = fs::remove_dir(&self.dir) {
             if start.elapsed() > Duration::from_secs(60) {
@@ -165,7 +165,7 @@ pub fn pages_swapped_in() -> Result<u64> {
     number_after(&fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?, "pswpin ")
 }
 
-/// The host kernel's memory for devices' DMA.
+/// Memory that the host's kernel keeps for DMA of devices: pinned pages and page tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaMemory {
     /// References to pinned pages (`nr_foll_pin_acquired` minus `nr_foll_pin_released` of `/proc/vmstat`).
@@ -180,7 +180,7 @@ impl DmaMemory {
     /// # Errors
     /// Fails if the values cannot be read.
     pub fn now() -> Result<Self> {
-        // Each CPU keeps its own counts for a while. If this file is read, the kernel sums them up.
+        // Each CPU keeps its own counts for a while. Reading this file makes the kernel add them to the sums.
         let _ = fs::read("/proc/sys/vm/stat_refresh");
         let text = fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?;
         let acquired = number_after(&text, "nr_foll_pin_acquired ")?;
@@ -188,10 +188,10 @@ impl DmaMemory {
         Ok(Self { pins, table_pages: number_after(&text, "nr_iommu_pages ").ok() })
     }
 
-    /// Waits until the current values are at most these values. The kernel frees page tables after a moment.
+    /// Waits until each current value is at most the value in `self`. The kernel frees page tables only after a moment.
     ///
     /// # Errors
-    /// Fails if a value is still larger after a minute.
+    /// Fails if a current value is still larger after a minute.
     pub fn wait_until_back(self) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -201,7 +201,7 @@ impl DmaMemory {
             }
             ensure!(
                 start.elapsed() < Duration::from_secs(60),
-                "the host still uses more memory for DMA: {self:?} before, {now:?} now"
+                "the host still uses more memory for DMA than before: {self:?} before, {now:?} now"
             );
             thread::sleep(Duration::from_millis(50));
         }

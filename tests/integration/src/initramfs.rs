@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Gives a guest its job: appends a second cpio archive to the base initramfs, which the kernel unpacks over the first.
+//! Adds the guest's job and other files to the base initramfs: appends a second cpio archive. The kernel unpacks the second
+//! archive over the first.
 //!
 //! Source: Linux `Documentation/driver-api/early-userspace/buffer-format.rst`. Several archives may follow each other, and
 //! each archive may be compressed. Uncompressed archives are aligned to four bytes.

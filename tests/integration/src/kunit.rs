@@ -16,8 +16,8 @@ const CMDLINE: &str = "kunit.enable=1 kunit.autorun=1 kunit.filter_glob=dma-boun
 /// Lines of a job that print the results and the kernel's release, for [`check`]. Some kernels print the time before each line.
 pub const JOB: &str = "dmesg | sed 's/^\\[[^]]*\\] //' | sed -n 's/^ *\\(ok\\|not ok\\) /CAROM-KUNIT \\1 /p'\necho \"CAROM-RELEASE $(uname -r)\"\n";
 
-/// Configures a guest to run the tests on two nodes with `mib` MiB each (Carom only). One node has both CPUs, because the guest
-/// sees them in one package, and a package belongs to one node.
+/// Configures a guest to run the tests on two NUMA nodes with `mib` MiB each (Carom only). One node has both CPUs, because the
+/// guest sees them in one package, and a package belongs to one node.
 #[must_use]
 pub fn on_two_nodes(guest: Guest, mib: u32) -> Guest {
     let zone = |id: u8| format!("id=zone{id},size={mib}M");
@@ -26,8 +26,8 @@ pub fn on_two_nodes(guest: Guest, mib: u32) -> Guest {
     guest.cmdline(CMDLINE).cpus(2).memory_mib(0).arguments(&arguments)
 }
 
-/// Files with the test cases. All their cases must have run. Linux 6.12 does not have the cases of the last file, because
-/// its block layer makes a list for each request.
+/// Source files with the test cases. All their cases must have run, except that Linux 6.12 lacks the cases of the last file: its
+/// block layer maps each request by a scatter-gather list.
 static SOURCES: [&str; 8] = [
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-grow.c"),
@@ -56,7 +56,7 @@ pub fn check(outcome: &Outcome, site: &Site, kernel: Kernel, skipped: &[&str]) -
     let lines: Vec<&str> = outcome.values("CAROM-KUNIT").collect();
     let (image, _) = kernel.files(site)?;
     let expected = expected(&image.with_file_name(CASES), outcome.value("CAROM-RELEASE")?)?;
-    ensure!(!expected.is_empty(), "{} has no KUnit tests", image.display());
+    ensure!(!expected.is_empty(), "no KUnit tests are known for the kernel {}", image.display());
     let wrong = wrong(&lines, &expected, skipped);
     ensure!(wrong.is_empty(), "KUnit: {}; all results: {lines:?}; console:\n{}", wrong.join(", "), outcome.console);
     Ok(())

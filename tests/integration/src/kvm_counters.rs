@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Returns the counters by name (Linux `arch/x86/kvm/x86.c`, `kvm_vm_stats_desc` and `kvm_vcpu_stats_desc`), with the sums over
-/// all vCPUs. Returns nothing if there is no such VM or if debugfs is not mounted.
+/// Returns the counters by name (Linux `arch/x86/kvm/x86.c`, `kvm_vm_stats_desc` and `kvm_vcpu_stats_desc`), each summed over all
+/// vCPUs. Returns no counters if the process has no VM, or if debugfs is not mounted.
 pub(crate) fn read(pid: u32) -> BTreeMap<String, u64> {
     read_below(Path::new("/sys/kernel/debug/kvm"), &Path::new("/proc").join(pid.to_string()).join("task"))
 }

@@ -10,8 +10,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// Serves clients of `socket`, one after the other, until this process is killed. Prints a session's error after the name
-/// `program`.
+/// Serves clients of `socket`, one after the other, until this process is killed. If a session ends with an error, prints the
+/// error to stderr, with `program` as its prefix.
 ///
 /// # Errors
 /// Fails if the socket or a session cannot be created.
@@ -30,7 +30,7 @@ pub fn serve<S>(
     }
 }
 
-/// Message. The server has parsed its header.
+/// Received message, with the header in parsed form.
 #[derive(Debug)]
 pub struct Message<Head> {
     /// Header.

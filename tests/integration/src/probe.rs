@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// Measurement at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Probe {
-    /// Label that the guest gives the moment.
+    /// Label of the probe, from the guest's console line.
     pub label: String,
     /// Time since the VMM's start.
     pub at: Duration,
@@ -92,7 +92,7 @@ fn take(pid: u32, label: &str, at: Duration, api: Option<&Path>) -> Probe {
 
 /// Returns the CPU times in and outside the guest, from proc_pid_stat(5).
 fn cpu_times(stat: &str) -> Option<(Duration, Duration)> {
-    // The name may contain blanks and parentheses.
+    // The process's name, in parentheses, may itself contain blanks and parentheses.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     // utime and stime (fields 14 and 15) include guest_time (field 43). The first field here is field 3.
     let ticks = |number: usize| fields.get(number - 3)?.parse::<u32>().ok();

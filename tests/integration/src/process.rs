@@ -19,7 +19,7 @@ pub(crate) const POLL: Duration = Duration::from_millis(50);
 /// Maximum time that a killed process takes to end. Unpinning a guest's memory takes seconds under emulation.
 const KILL_TIME: Duration = Duration::from_secs(30);
 
-/// Limits that end a process.
+/// Limits after which a process is killed.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Maximum run time.
@@ -53,7 +53,7 @@ pub struct Finished {
     pub peak_pinned_bytes: u64,
     /// Time from start to end.
     pub elapsed: Duration,
-    /// Report on a process that reached its time limit.
+    /// Report on what the process was doing, if it reached its time limit.
     pub stuck: Option<String>,
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn run_watched(
             child.signal(Signal::USR1)?;
         }
         if limits.stop_on_panic && watch.panicked() {
-            // Wait for the rest of the message.
+            // Wait for the rest of the kernel's message.
             thread::sleep(Duration::from_secs(1));
             break Ended::GuestPanicked;
         }

@@ -48,7 +48,7 @@ pub struct Site {
     pub package: Option<PathBuf>,
     /// Static guest program that drives the edu device (`CAROM_EDU_DMA`).
     pub edu_dma: Option<PathBuf>,
-    /// Static guest program that does work and reports errors and lost data (`CAROM_WITNESS`).
+    /// Static guest program that works until the guest ends, and reports errors of this work (`CAROM_RESTORE_CHECK`).
     pub restore_check: Option<PathBuf>,
     /// Static guest program that opens vsock connections (`CAROM_VSOCK`).
     pub vsock: Option<PathBuf>,
@@ -100,7 +100,7 @@ pub struct Site {
     pub instructions: Option<PathBuf>,
     /// True if devices use IOMMUFD (`CAROM_IOMMUFD` is `on`).
     pub iommufd: bool,
-    /// How the machine is run: `tcg` or `kvm` in the rig, `direct` outside (`CAROM_RIG`).
+    /// Place of the guests (`CAROM_RIG`): in the rig, its accelerator `tcg` or `kvm`; `direct` on this host without the rig.
     pub rig: String,
 }
 
@@ -160,7 +160,7 @@ impl Site {
             rig: env::var("CAROM_RIG").unwrap_or_else(|_| "direct".into()),
         };
         for file in [&site.kernel, &site.kernel_elf] {
-            ensure!(file.is_file(), "CAROM_GUEST_KERNEL: there is no {}", file.display());
+            ensure!(file.is_file(), "CAROM_GUEST_KERNEL: {} does not exist", file.display());
         }
         Ok(site)
     }
@@ -189,7 +189,7 @@ fn words(name: &str) -> Vec<String> {
 
 fn existing(name: &str) -> Result<PathBuf> {
     let path = PathBuf::from(variable(name)?);
-    ensure!(path.exists(), "{name}: there is no {}", path.display());
+    ensure!(path.exists(), "{name}: {} does not exist", path.display());
     Ok(path)
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Report on a VMM and a guest that hang. It shows the VMM's threads and KVM's counters over a second. An NMI makes the guest's
+//! Report on a VMM whose guest hangs: the VMM's threads and KVM's counters, observed for a second. An NMI also makes the guest's
 //! kernel print its position and panic.
 
 use std::collections::BTreeMap;
@@ -25,8 +25,9 @@ const PANIC_TIME: Duration = Duration::from_secs(5);
 pub(crate) fn report(pid: u32, api: Option<&Path>) -> String {
     let (threads, counters) = (threads(pid), kvm_counters::read(pid));
     thread::sleep(LOOK);
-    let mut text =
-        String::from("threads (state, time on a CPU in 1/100 s of the last second, where in the host's kernel):");
+    let mut text = String::from(
+        "threads of the VMM (name: state, CPU time in the last second in units of 10 ms, call stack in the host's kernel):",
+    );
     for (id, now) in self::threads(pid) {
         let before = threads.get(&id).map_or(now.ticks, |before| before.ticks);
         let _ = write!(text, "\n  {}: {} {} {}", now.name, now.state, now.ticks.saturating_sub(before), now.place);
@@ -74,7 +75,7 @@ fn threads(pid: u32) -> BTreeMap<String, Thread> {
 
 /// Parses name, state and CPU time in ticks.
 fn parse_stat(stat: &str) -> Option<(String, String, u64)> {
-    // The name may contain blanks and parentheses.
+    // The thread's name, in parentheses, may itself contain blanks and parentheses.
     let (head, rest) = stat.rsplit_once(')')?;
     let name = head.split_once('(')?.1;
     let fields: Vec<&str> = rest.split_whitespace().collect();

@@ -13,10 +13,10 @@ use anyhow::{Context, Result};
 /// Name of the file in the results directory.
 const FILE: &str = "started";
 
-/// Maximum number of restarted guests that never fails a run.
+/// Maximum number of restarted guests that is accepted in every run, however small.
 const FEW: usize = 2;
 
-/// Maximum percentage of restarted guests.
+/// Maximum percentage of restarted guests in larger runs.
 const PERCENT: usize = 2;
 
 /// Guests of a run.

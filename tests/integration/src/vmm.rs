@@ -81,7 +81,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Returns the kernel image and the base initramfs.
+    /// Returns the paths of the kernel image and of the base initramfs.
     pub(crate) fn files(self, site: &Site) -> Result<(&Path, &Path)> {
         let missing = "CAROM_STOCK_KERNEL and CAROM_STOCK_INITRAMFS are not set; start this by scripts/test";
         Ok(match self {
@@ -152,7 +152,7 @@ pub(crate) enum Emulated {
     Card { tap: String, iommu: bool },
 }
 
-/// Description of a guest for a VMM.
+/// Description of a guest, from which the command line of each VMM is made.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Machine {
     pub(crate) kernel: PathBuf,
@@ -391,7 +391,7 @@ fn grouped(command: &Command, group: &Path) -> Command {
     grouped
 }
 
-/// Method that puts emulated drives into one IOMMU group.
+/// Method by which QEMU puts all emulated drives into one IOMMU group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Group {
     /// Functions of one device, which does not report isolation between them (ACS).

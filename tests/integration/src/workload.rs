@@ -63,7 +63,7 @@ pub struct DmaMap {
     pub unmap_us: f64,
 }
 
-/// Patterns other than sequential reads, by fio's names: random writes, and random reads and writes, half of each.
+/// Patterns of [`fio_patterns`], by fio's names: random writes, and a mix of half random reads and half random writes.
 pub const PATTERNS: [&str; 2] = ["randwrite", "randrw"];
 
 /// Results of [`fio_patterns`].
@@ -92,9 +92,9 @@ pub struct MapTime {
 /// maps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ProfilerTime {
-    /// For the number of calls that map.
+    /// Overhead of as many calls as there were calls of functions that map.
     pub map_s: f64,
-    /// For the number of calls that unmap.
+    /// Overhead of as many calls as there were calls of functions that unmap.
     pub unmap_s: f64,
 }
 
@@ -172,7 +172,8 @@ pub fn fio_results(outcome: &Outcome) -> Result<BTreeMap<String, Fio>> {
 /// 4 KiB random reads at depth 1. Each measurement runs for `seconds` after a warm-up of one second. [`pattern_results`]
 /// reads the results.
 ///
-/// The used area of the drive is written first, so that no later write must allocate space in the drive's image on the host.
+/// First, the job writes the area of the drive that the measurements use. Later writes then need not allocate space in the
+/// drive's image on the host.
 #[must_use]
 pub fn fio_patterns(seconds: u32) -> String {
     let fio = "fio --filename=/dev/nvme0n1 --direct=1 --ioengine=libaio --thread --size=128M";
@@ -209,7 +210,9 @@ pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
     let mut iops: BTreeMap<String, BTreeMap<String, f64>> = BTreeMap::new();
     for line in outcome.values("CAROM-PATTERN") {
         let words: Vec<&str> = line.split(' ').collect();
-        let [pattern, size, number, errors] = words[..] else { anyhow::bail!("{line:?}: expected four words") };
+        let [pattern, size, number, errors] = words[..] else {
+            anyhow::bail!("CAROM-PATTERN {line:?}: expected four words")
+        };
         let number = figure(number, errors).with_context(|| format!("{pattern} at {size}"))?;
         iops.entry(pattern.into()).or_default().insert(size.into(), number);
     }
@@ -218,7 +221,8 @@ pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
         ensure!(there, "no result of {pattern} at {size}; console:\n{}", outcome.console);
     }
     let latency = outcome.value("CAROM-READ-LATENCY-US")?;
-    let (number, errors) = latency.split_once(' ').with_context(|| format!("{latency:?}: expected two words"))?;
+    let (number, errors) =
+        latency.split_once(' ').with_context(|| format!("CAROM-READ-LATENCY-US {latency:?}: expected two words"))?;
     Ok(Patterns { iops, read_latency_us: figure(number, errors).context("randread at 4k")? })
 }
 
@@ -241,11 +245,11 @@ pub fn fio_profiled(mib: u32) -> String {
          echo \"CAROM-PROFILER $(total {EMPTY})\"\n"
     );
     for (step, size) in BLOCK_SIZES.iter().enumerate() {
-        // Large blocks are few, and each buffer must be used many times. Otherwise the result is dominated by the first use of a
-        // buffer, when the host allocates its memory.
+        // A larger block size has fewer reads per MiB, but each buffer must be used many times, so read more MiB. Otherwise the
+        // first use of each buffer, when the host allocates its memory, dominates the result.
         let mib = mib << step;
-        // The first round does not count. In this round the pool grows, and an emulator translates the functions, whose code
-        // changes when the profiler is turned on. For this reason the profiler stays on.
+        // The first round does not count, because the pool grows in this round. An emulator also translates the profiled
+        // functions then, because turning on the profiler changes their code. So the profiler stays on in both rounds.
         job += &format!(
             "for round in 1 2; do\n\
              BEFORE=\"$(total iommu_dma_map) $(total iommu_dma_unmap)\"\n\
@@ -268,7 +272,9 @@ pub fn map_times(outcome: &Outcome) -> Result<BTreeMap<String, MapTime>> {
     let profiler_us = us / calls;
     let mut times = BTreeMap::new();
     for line in outcome.values("CAROM-MAP-TIME") {
-        let (size, numbers) = line.split_once(' ').with_context(|| format!("{line:?}: expected a size"))?;
+        let (size, numbers) = line
+            .split_once(' ')
+            .with_context(|| format!("CAROM-MAP-TIME {line:?}: expected a block size and numbers"))?;
         let [bytes, before @ .., maps, map_us, unmaps, unmap_us] = positive::<9>(numbers)?;
         let in_round = |after: f64, before: f64| {
             let amount = after - before;
@@ -296,7 +302,7 @@ pub fn map_times(outcome: &Outcome) -> Result<BTreeMap<String, MapTime>> {
 fn positive<const N: usize>(line: &str) -> Result<[f64; N]> {
     let numbers: Vec<f64> =
         line.split(' ').map(str::parse).collect::<Result<_, _>>().with_context(|| format!("profile {line:?}"))?;
-    ensure!(numbers.iter().all(|number| *number > 0.0), "profile {line:?}: nothing was done");
+    ensure!(numbers.iter().all(|number| *number > 0.0), "profile {line:?}: a number is not above 0");
     numbers.try_into().ok().with_context(|| format!("profile {line:?}: expected {N} numbers"))
 }
 
@@ -417,7 +423,7 @@ mod tests {
 
     /// Returns the output of a guest in which each call took 3 µs, including 2 µs of overhead, for half a GiB at each size.
     fn profile(profiler: &str) -> Outcome {
-        // The previous round had the same number of calls and took twice as long.
+        // The values before the counted round are those of the first round, which had as many calls and took twice as long.
         let line = |size| {
             let before = "1000000 6000000.0 1000000 12000000";
             format!("CAROM-MAP-TIME {size} 536870912 {before} 2000000 9000000 2000000 18000000.0\n")

@@ -13,8 +13,9 @@ use syn::{Ident, ItemFn, LitStr, Result};
 ///
 /// - `needs(Usb, Edu)`: only if the machine meets all these requirements, which are variants of
 ///   `carom_integration::harness::Need`.
-/// - `slow = "reason"`: only on request, for example because other tests mostly cover the subject.
-/// - `by_iommufd`: also a second time, with IOMMUFD, after all tests have run without IOMMUFD.
+/// - `slow = "reason"`: only if the user requests slow tests. The reason says, for example, which other tests cover most of this
+///   test.
+/// - `by_iommufd`: twice. The test runs once without IOMMUFD, like all tests, and later once more with IOMMUFD.
 #[proc_macro_attribute]
 pub fn guest_test(attributes: TokenStream, item: TokenStream) -> TokenStream {
     expand(attributes.into(), item.into()).unwrap_or_else(|error| error.into_compile_error()).into()

@@ -22,7 +22,7 @@ impl Capture {
         let file = tempfile::tempfile()?;
         let stdout = fcntl_dupfd_cloexec(io::stdout(), 3)?;
         let stderr = fcntl_dupfd_cloexec(io::stderr(), 3)?;
-        // Both share one file offset, so that lines stay in order.
+        // stdout and stderr share one file offset, so that their lines stay in order.
         let shared = dup(&file)?;
         dup2_stdout(&shared)?;
         dup2_stderr(&shared)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs tests with real guests. Tests whose needs are met run one after the other, and each result is recorded.
+//! Harness for tests with real guests. It runs the tests whose needs are met, one after the other, and records each result.
 //!
 //! A test is a function with the attribute [`guest_test`]. A program of such tests uses [`main`] as its main function, and
 //! accepts the options of Rust's own tests (`--list`, `--skip`, `--exact`, `--nocapture`, `--include-ignored`, …).

@@ -25,7 +25,7 @@ pub const SYSTEMD: &str = "/lib/systemd/systemd";
 /// Settings for injected failures of slab allocations (`CONFIG_FAILSLAB`).
 pub const FAILING_ALLOCATIONS: &str = "/sys/kernel/debug/failslab";
 
-/// Variable or file that shows if a requirement is met.
+/// Variable or file by which a requirement is checked.
 enum Place {
     /// Environment variable that is set if the requirement is met.
     Variable(&'static str),
@@ -49,7 +49,7 @@ pub enum Need {
     FailingDrive,
     /// A network card with a server that echoes.
     Net,
-    /// A device below a root port, and the module `aer_inject`, which injects errors of the device.
+    /// A device below a root port, and the kernel module `aer_inject`, which injects errors of this device.
     ErrorInjection,
     /// A USB controller with a drive.
     Usb,

@@ -71,8 +71,8 @@ pub struct Done {
     pub mib_s: f64,
     /// Mean latency from submission to completion, in µs.
     pub latency_us: f64,
-    /// Percentiles 50, 99 and 99.9 of the latency from the end of submission to completion, in µs. Only reads count, or only
-    /// writes if the cell has no reads.
+    /// Percentiles 50, 99 and 99.9 of the latency from the end of submission to completion, in µs. If the cell has reads, only
+    /// reads count. Otherwise writes count.
     pub percentiles_us: [f64; 3],
     /// Bytes that the guest copied for bouncing, in both directions.
     pub copied_bytes: f64,
@@ -113,8 +113,8 @@ impl Cell {
     }
 }
 
-/// Returns the job of a guest that runs these cells on its NVMe drive, one after the other. The used areas of the drive are
-/// written first, so that no later write must allocate space in the drive's image on the host.
+/// Returns the job of a guest that runs these cells on its NVMe drive, one after the other. First, the job writes all areas of
+/// the drive that the cells use. Later writes then need not allocate space in the drive's image on the host.
 ///
 /// Jobs are threads of fio's first process, which wakes 95 times per second. If they were processes with their own page tables,
 /// each wake would flush the guest's TLB twice on a CPU without PCID, such as the rig's.
@@ -129,8 +129,8 @@ pub fn job_of_registered(cells: &[Cell]) -> String {
     job_with("/dev/nvme0n1", cells, |_| "engine=io_uring memory=--fixedbufs=1")
 }
 
-/// Like [`job_of_registered`], with the registered buffers in memory that the kernel lends for the drive. fio removes the
-/// file that it maps, so the job gives fio a link to the device file.
+/// Like [`job_of_registered`], with the registered buffers in memory that the kernel lends for the drive. fio removes the file
+/// that it maps, so the job gives fio a symbolic link to the device file, not the device file itself.
 #[must_use]
 pub fn job_of_lent(cells: &[Cell]) -> String {
     let link = r#"ln -sf "/dev/iommu_bounce/$NVME" /tmp/lent; engine=io_uring memory="--fixedbufs=1 --mem=mmapshared:/tmp/lent""#;
@@ -197,8 +197,8 @@ fn result(outcome: &Outcome, number: usize) -> Result<Done> {
         let mut lines = outcome.values(key).filter_map(|line| line.split_once(' '));
         lines.find(|(cell, _)| cell.parse() == Ok(number)).map(|(_, rest)| rest)
     };
-    let cell = of("CAROM-CELL").context("the guest did not reach this cell")?;
-    // A killed fio prints no line.
+    let cell = of("CAROM-CELL").context("the console has no CAROM-CELL line of this cell")?;
+    // If fio was killed, it has printed no result line.
     let (status, line) = cell.split_once(' ').unwrap_or((cell, ""));
     ensure!(status == "0", "fio ended with status {status}");
     let label = number.to_string();
@@ -236,7 +236,9 @@ fn parse(line: &str, copied_bytes: f64, before: Probe, after: Probe) -> Result<D
     let first = if reads > 0.0 { 6 } else { 47 };
     let percentile = |at: usize| {
         let text = field(first + 12 + at)?;
-        text.split_once('=').and_then(|(_, us)| us.parse::<f64>().ok()).with_context(|| format!("percentile {text:?}"))
+        text.split_once('=')
+            .and_then(|(_, us)| us.parse::<f64>().ok())
+            .with_context(|| format!("{text:?} is not a percentile (PERCENT=MICROSECONDS)"))
     };
     let mean = |first: usize| number(first + 34);
     Ok(Done {
@@ -287,7 +289,7 @@ mod tests {
     fn cell_that_failed_or_was_never_begun_has_no_result() {
         for (cell, reason) in [
             ("1 137 ".to_owned(), "status 137"),
-            (format!("2 0 {}", mixed(0)), "did not reach this cell"),
+            (format!("2 0 {}", mixed(0)), "no CAROM-CELL line of this cell"),
             (format!("1 0 {}", mixed(5)), "error 5"),
             ("1 0 3;fio".into(), "is missing"),
         ] {

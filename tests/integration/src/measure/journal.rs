@@ -37,7 +37,7 @@ pub trait Step {
     /// Returns a line for the user.
     fn label(&self) -> String;
 
-    /// Returns the estimated duration. After the first steps, only the ratio between estimates matters.
+    /// Returns the estimated duration. After the first steps, only the ratios between the estimates of steps matter.
     fn estimate(&self) -> Duration;
 }
 
@@ -69,13 +69,13 @@ impl<S: Sample> Journal<S> {
         let file = OpenOptions::new().create(true).append(true).open(path);
         let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
         if !text.is_empty() && !text.ends_with('\n') {
-            // An incomplete last line must not spoil the next line.
-            file.write_all(b"\n").context("cannot write to the file of samples")?;
+            // If the last line is incomplete, the line break keeps it apart from the next line.
+            file.write_all(b"\n").context("cannot write to the file of samples (--samples)")?;
         }
         Ok(Self { file, all: ended(&text) })
     }
 
-    /// True if this step has ended, or must not be tried again.
+    /// True if the file has a result of this step, or if the step has failed too often to be tried again.
     pub fn has(&self, key: &S::Key) -> bool {
         self.all.iter().any(|sample| sample.key() == *key)
     }
@@ -124,7 +124,7 @@ impl<S: Sample> Journal<S> {
 
     fn write(&mut self, line: &Line<S::Key, S>) -> Result<()> {
         let text = serde_json::to_string(line)? + "\n";
-        self.file.write_all(text.as_bytes()).context("cannot save a sample")
+        self.file.write_all(text.as_bytes()).context("cannot save a sample to the file of samples (--samples)")
     }
 }
 

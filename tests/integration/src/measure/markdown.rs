@@ -11,9 +11,7 @@ pub fn new_table<'name>(header: impl IntoIterator<Item = &'name str>) -> Table {
     new_table_of(1, header)
 }
 
-/// Creates a table with text in the first `words` columns and numbers in the other
-/// columns.
-/// numbers.
+/// Creates a table with text in the first `words` columns and numbers in the other columns.
 pub fn new_table_of<'name>(words: usize, header: impl IntoIterator<Item = &'name str>) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header(header);
@@ -29,7 +27,7 @@ pub fn finish(table: &Table) -> String {
     format!("{table}\n")
 }
 
-/// Returns the ratio of the figure to `base`.
+/// Returns the ratio of the figure to `base` as text, or [`NONE`] without a base.
 #[must_use]
 pub fn ratio(figure: f64, base: Option<f64>) -> String {
     base.filter(|base| *base > 0.0).map_or(NONE.into(), |base| format!("{:.2}", figure / base))

@@ -5,7 +5,7 @@ use carom_tools::peers::OtherVmm;
 
 use crate::{Guest, Kernel, Site, Vmm};
 
-/// Budget of the windows in modes with windows.
+/// Value of `--iommu-bounce` in modes with windows: the budget of the windows.
 const WINDOWS: &str = "size=64M";
 
 /// Balloon that stays empty and reports free pages.
@@ -30,7 +30,7 @@ pub struct Mode {
     pub cmdline: &'static str,
 }
 
-/// Without an IOMMU. Each VMM maps and pins all RAM.
+/// Without an IOMMU. The VMM maps and pins all RAM.
 pub const NO_VIOMMU: Mode = beside("no-viommu", Vmm::Carom);
 /// Without an IOMMU, on QEMU, to compare pinned memory.
 pub const QEMU_NO_VIOMMU: Mode = beside("qemu-no-viommu", Vmm::Qemu);

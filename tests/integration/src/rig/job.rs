@@ -14,7 +14,7 @@ use super::options::Options;
 /// Byte of the second NVMe drive at which reads fail.
 pub(super) const BAD_PLACE: u64 = 300 << 20;
 
-/// PCI addresses of the devices for vfio-pci, by their variables; see `qemu.rs`.
+/// Variables for the command, with the PCI addresses of the devices that are bound to vfio-pci. `qemu.rs` sets these addresses.
 const DEVICES: [(&str, &str); 11] = [
     ("CAROM_NVME", "0000:00:05.0"),
     ("CAROM_NVME2", "0000:00:06.0"),
@@ -32,7 +32,7 @@ const DEVICES: [(&str, &str); 11] = [
 /// Device that emulators older than QEMU 8.0 lack.
 const IGB: (&str, &str) = ("CAROM_IGB", "0000:03:00.0");
 
-/// File in the writable directory with the counts between marks.
+/// File in the directory of `--out`, to which the emulator writes the counts between marks.
 pub(super) const INSTRUCTIONS: &str = "instructions";
 
 /// Slot of the first drive of `--more-nvme`. The other drives follow.
@@ -40,7 +40,7 @@ pub(super) const FIRST_MORE_SLOT: u8 = 0x10;
 /// Slot of the drive of `--null-drive`, after the slots of `--more-nvme`.
 pub(super) const NULL_SLOT: u8 = 0x1c;
 
-/// Environment of the command.
+/// Properties of this process and of the machine that the script depends on.
 pub(super) struct Surroundings<'a> {
     /// Top of the checkout.
     pub(super) checkout: &'a Path,

@@ -43,7 +43,7 @@ const COMING_UP: Duration = Duration::from_secs(120);
 /// If a CPU still takes interrupts, the kernel's own watchdogs panic after a minute.
 const DEAD_AFTER: Duration = Duration::from_secs(100);
 
-/// Signal that stands for the keys which end the machine.
+/// Signal that is reported as the reason if the user ends the machine by keys.
 const SIGINT: u8 = 2;
 
 /// Size of the USB drive and of the AHCI drive.
@@ -108,7 +108,7 @@ struct Machine {
     terminal: Option<Terminal>,
     /// Threads that forward the command's output.
     forwards: Vec<JoinHandle<()>>,
-    /// Time of the last output.
+    /// Time of the command's last output.
     written: Arc<Mutex<Instant>>,
     /// Accelerator: `tcg` or `kvm`.
     accelerator: &'static str,
@@ -288,8 +288,8 @@ impl Machine {
     /// Waits until the whole output of the command has been forwarded.
     fn drain(&mut self) {
         for path in [self.files().out(), self.files().err()] {
-            // If the emulator failed early, it never opened the FIFO, and the reader waits for a writer. Opening it here ends the
-            // wait.
+            // If the emulator failed early, it never opened the FIFO, and the thread that reads the FIFO still waits for a
+            // writer. Opening the FIFO here ends this wait.
             let _ = OpenOptions::new().write(true).custom_flags(nonblocking()).open(path);
         }
         for forward in self.forwards.drain(..) {
@@ -405,9 +405,9 @@ fn spawn(start: &Start<'_>, files: &Files, options: &Options, out: Option<&Path>
         // Only this program gets the terminal's signals. It then ends the emulator.
         .process_group(0)
         .stdin(Stdio::null())
-        .stdout(log.try_clone().context("cannot share QEMU's log")?)
+        .stdout(log.try_clone().context("cannot duplicate the descriptor of QEMU's log")?)
         .stderr(log);
-    command.spawn().context("cannot start QEMU by setpriv")
+    command.spawn().context("cannot start setpriv (Debian package util-linux), which starts QEMU")
 }
 
 /// Creates a FIFO and a thread that forwards its data to `target`.
@@ -428,7 +428,7 @@ fn forward(
                 Ok(0) => return,
                 Ok(count) => {
                     *written.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-                    // The reader of our output may have gone. The command continues anyway.
+                    // The program that reads our output may have ended. The command continues anyway.
                     wanted = wanted && target.write_all(&bytes[..count]).and_then(|()| target.flush()).is_ok();
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -442,8 +442,8 @@ fn nonblocking() -> i32 {
     OFlags::NONBLOCK.bits().cast_signed()
 }
 
-/// Returns the version that the emulator reports. If the emulator is our own build, adds its key: such a build is in a directory
-/// with its key as the name.
+/// Returns the version that the emulator reports. If the emulator is this project's own build, adds the build's key, which is the
+/// name of the emulator's directory.
 fn version(emulator: &[OsString]) -> Result<String> {
     let [program, arguments @ ..] = emulator else { return Ok(String::new()) };
     let output = Command::new(program).args(arguments).arg("--version").output();
@@ -467,7 +467,7 @@ struct Vital {
     start: Instant,
     /// Length of the machine's status file at the last check, and the time of its last change.
     signs: (u64, Instant),
-    /// Time when the machine had booted.
+    /// Time at which the machine had booted, if it has booted.
     up: Option<Instant>,
 }
 

@@ -57,8 +57,8 @@ impl Bind {
     }
 }
 
-/// True if the machine has something else at `path`. The whole `/tmp` is never bound, because programs may expect an empty
-/// `/tmp`.
+/// True if the machine's own file systems hide the host's `path`. The whole `/tmp` is never bound, because programs may expect an
+/// empty `/tmp`.
 fn is_hidden(path: &Path) -> bool {
     OWN.iter().any(|own| path.strip_prefix(own).is_ok_and(|rest| rest != Path::new("")))
 }

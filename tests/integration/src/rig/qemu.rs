@@ -61,8 +61,8 @@ impl Files<'_> {
     }
 }
 
-/// Returns the arguments for the accelerator. With `icount`, the machine's clock advances 2 ns per instruction, and sleeping
-/// takes no time.
+/// Returns the arguments for the accelerator. With `icount`, the machine's clock advances 2 ns per instruction, and the clock
+/// skips times when all CPUs are idle.
 pub(super) fn accelerator(name: &str, icount: bool) -> Vec<&'static str> {
     if name == "kvm" {
         return vec!["-accel", "kvm", "-cpu", "host"];
@@ -95,8 +95,8 @@ pub(super) fn has_igb(emulator: &[OsString]) -> Result<bool> {
     Ok(output.with_context(|| format!("cannot start {}", program.display()))?.status.success())
 }
 
-/// Returns the arguments that the functions above do not return. With `igb`, the machine has an igb card, which older
-/// emulators lack.
+/// Returns all other arguments: the machine, its devices, its kernel and its shared directories. With `igb`, the machine has an
+/// igb card, which older emulators lack.
 ///
 /// # Errors
 /// Fails if a path is not UTF-8.
@@ -141,7 +141,8 @@ pub(super) fn arguments(
         all.add(&["-device", &format!("nvme,drive=more{number},serial=more{number},{interrupts},addr={slot:#x}")]);
     }
     if options.null_drive {
-        // Reads leave the memory unchanged: no byte is copied, and only the emulator's thread for the device has work.
+        // This drive discards writes, and its reads leave the memory unchanged. So no byte is copied, and only the emulator's
+        // thread for the device has work.
         let size = super::options::bytes(&options.nvme_size).context("--nvme-size: too large")?;
         all.add(&["-blockdev", &format!("driver=null-co,node-name=null,size={size},read-zeroes=off")]);
         all.add(&["-device", &format!("nvme,drive=null,serial=null,addr={NULL_SLOT:#x}")]);
@@ -151,16 +152,16 @@ pub(super) fn arguments(
     }
     all.network("net");
     all.add(&["-device", "e1000e,netdev=net,addr=0xb,romfile="]);
-    // A root port reports errors. Errors of devices without a root port are not reported.
+    // This card is behind a root port, because only root ports report errors of devices to the kernel.
     all.add(&["-device", "pcie-root-port,id=root_port,chassis=1,addr=0xc", "-device", "e1000e,bus=root_port,romfile="]);
     all.add(&["-drive", &format!("file={},if=none,id=stick,format=raw,cache=unsafe", file(files.stick())?)]);
     all.add(&["-device", "qemu-xhci,id=usb,addr=0xd", "-device", "usb-storage,bus=usb.0,drive=stick"]);
-    // Only the port can reset this device.
+    // The AHCI controller cannot reset itself, so it is behind a root port, which can.
     all.add(&["-device", "pcie-root-port,id=ahci_port,chassis=2,addr=0xe"]);
     all.add(&["-drive", &format!("file={},if=none,id=sata,format=raw,cache=unsafe", file(files.sata())?)]);
     all.add(&["-device", "ich9-ahci,id=ahci,bus=ahci_port", "-device", "ide-hd,bus=ahci.0,drive=sata"]);
     if igb {
-        // On the first bus, its virtual functions would have the numbers of other devices.
+        // The igb card has its own bus. On the first bus, its virtual functions would have the numbers of other devices.
         all.add(&["-device", "pcie-root-port,id=igb_port,chassis=3,addr=0xf"]);
         all.network("igb_net");
         all.add(&["-device", "igb,netdev=igb_net,bus=igb_port,romfile="]);

@@ -101,7 +101,7 @@ fn hand_on(path: &Path, shared: &Shared, input: impl AsFd + Read, mut output: im
         if from_console {
             match socket.read(&mut bytes) {
                 Ok(count) if count > 0 => {
-                    // The reader of our output may have gone. The command continues anyway.
+                    // The program that reads our output may have ended. The command continues anyway.
                     let _ = output.write_all(&bytes[..count]).and_then(|()| output.flush());
                 }
                 _ => return,
@@ -115,7 +115,7 @@ fn hand_on(path: &Path, shared: &Shared, input: impl AsFd + Read, mut output: im
                     if keys.ask_for_the_end(&bytes[..count], Instant::now()) {
                         shared.ended.store(true, Ordering::Relaxed);
                     }
-                    // The machine may be ending.
+                    // This fails if the machine is just ending.
                     let _ = socket.write_all(&bytes[..count]);
                 }
                 _ => input = None,

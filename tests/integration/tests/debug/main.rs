@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests of the guest patch in a debug kernel: KASAN, lockdep, DMA API debugging, kmemleak, and injected allocation failures.
-//! `scripts/test debug` builds this kernel and runs the tests. They take minutes each, and a plain `scripts/test` leaves them
-//! out.
+//! `scripts/test debug` builds this kernel and runs the tests. Each test takes minutes, so a plain `scripts/test` leaves these
+//! tests out.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -102,7 +102,7 @@ fn verified(outcome: &Outcome, times: usize) {
     workload::check_verified(outcome, times).unwrap_or_else(|error| panic!("{error:#}"));
 }
 
-/// Asserts that nothing is mapped any more and that all memory was returned.
+/// Asserts that the guest maps nothing any more, and that its pools have returned all memory.
 fn settled(outcome: &Outcome) {
     assert_eq!(number(outcome, "CAROM-MAPPED"), 0, "console:\n{}", outcome.console);
     assert_eq!(number(outcome, "CAROM-CHUNKS"), 0, "console:\n{}", outcome.console);
@@ -132,11 +132,11 @@ const BYTES: u64 = 1 << 19;
 /// Jobs of devices, one after the other. Each has the names of its class and driver, and the job.
 type Jobs<'a> = &'a [(&'a str, &'a str, String)];
 
-/// Runs jobs of [`devices`] with bouncing for all DMA that may bounce. Afterwards unbinds each device from its driver, and the
-/// kernel checks for remaining mappings.
+/// Runs jobs of [`devices`] with bouncing for all DMA that may bounce. Each device is then unbound from its driver, and the
+/// kernel checks that the driver has left no mappings.
 fn drivers_keep_the_rules(guest: impl FnOnce(&str) -> Guest, jobs: Jobs<'_>) {
-    // xHCI stays bound with PREEMPT_RT: usb_hcd_pci_remove() calls the interrupt handler with interrupts off, and the kernel
-    // complains.
+    // On a kernel with PREEMPT_RT, xHCI stays bound: usb_hcd_pci_remove() calls the interrupt handler with interrupts off, and
+    // this kernel complains.
     let unless = |driver: &str| if driver == "xhci_hcd" { "uname -v | grep -q PREEMPT_RT || " } else { "" };
     let unbind = |driver: &str| {
         let unless = unless(driver);
@@ -155,7 +155,8 @@ fn drivers_keep_the_rules(guest: impl FnOnce(&str) -> Guest, jobs: Jobs<'_>) {
     assert_eq!(figures.len(), jobs.len(), "console:\n{}", outcome.console);
     for ((_, driver, _), figures) in jobs.iter().zip(figures) {
         println!("{driver}: {figures}");
-        // Drives write more. The first mappings may find no slot.
+        // Cards send more than BYTES, and drives write more than cards send. The first mappings may find no slot, so half is
+        // enough here.
         assert!(figures.copied_in > BYTES / 2, "{driver}: {figures:?}");
     }
 }
@@ -269,15 +270,15 @@ settle
     settled(&outcome);
     let busy = outcome.values("CAROM-IN-FLIGHT").filter(|slots| *slots != "0").count();
     assert!(busy >= 1, "the drive was idle each time it was unbound; console:\n{}", outcome.console);
-    // A domain that ends returns its chunks.
+    // A domain that ends returns its chunks, so each new domain adds chunks again.
     assert!(number(&outcome, "CAROM-SUM-chunk_adds") > 2, "console:\n{}", outcome.console);
 }
 
 #[guest_test]
 fn memory_runs_out_while_io_runs() {
-    // Every third allocation below the patch's functions fails, both slabs and pages, while chunks are added and removed.
-    // The patch's files are next to each other in the kernel image. The file of dma_bounce_debugfs_del() is the last file of
-    // interest.
+    // Every third allocation below the patch's functions fails, both slabs and pages, while chunks are added and removed. The
+    // patch's files are next to each other in the kernel image. The last of the files in question contains
+    // dma_bounce_debugfs_del().
     let work = format!(
         r#"
 FIRST=$(grep ' [tT] \(__\)\?dma_bounce_' /proc/kallsyms | sort | sed -n '1s/ .*//p')
@@ -371,8 +372,8 @@ fallbacks() { awk '/^fallback_/ { n += $2 } END { print n + 0 }' $POOLS/*/stats;
 
 #[guest_test]
 fn memory_runs_out_anywhere_while_io_runs() {
-    // All I/O bounces, because a separate mapping may fail. The pools first allocate the memory that they need, and keep it.
-    // The debugging checks are known to turn themselves off when they get no memory.
+    // All I/O must bounce, because a mapping outside of the pools may fail. So the pools first allocate the memory that they
+    // need, and keep it. The debugging checks are known to turn themselves off when they get no memory.
     let verify = workload::fio_verify(4, 16);
     let work = format!(
         r#"
@@ -404,7 +405,7 @@ settle
         settled(&outcome);
         let tried: Vec<&str> = outcome.values("CAROM-TRIED").collect();
         assert_eq!(tried.len(), 6, "{tried:?}");
-        // fio may fail for lack of memory. The data that it read must be correct.
+        // fio may fail for lack of memory, but data that it has read must be correct.
         assert!(tried.iter().all(|one| one.ends_with(" 0")), "{tried:?}; console:\n{}", outcome.console);
         assert!(tried.iter().any(|one| one.starts_with("0 ")), "{tried:?}; console:\n{}", outcome.console);
         let failed: Vec<&str> = outcome.values("CAROM-FAILED").collect();
@@ -453,9 +454,9 @@ bind_nvme
 
 #[guest_test]
 fn guest_sleeps_with_chunks_backed() {
-    // Suspends as far as the kernel's own test of sleep does: all drivers and the platform suspend and resume. The NVMe
-    // driver of 6.12 freezes its queues in one work item and thaws them in another, and lockdep complains about that. The
-    // test ignores this complaint.
+    // Suspends as far as the kernel's test mode of suspend (`pm_test`) permits: all drivers and the platform suspend and resume.
+    // The NVMe driver of 6.12 freezes its queues in one work item and thaws them in another, and lockdep complains about that.
+    // The test ignores this complaint.
     let verify = workload::fio_verify(4, 32);
     let work = format!(
         r#"
@@ -483,7 +484,8 @@ settle
 #[guest_test]
 fn budget_is_cut_under_load() {
     let verify = workload::fio_verify(6, 32);
-    // Requests of each size are always in flight, so idle chunks alone are never enough.
+    // Requests of each size are always in flight. So the idle chunks are never enough for a cut of the budget, and the pool must
+    // also drain chunks in use.
     let job = format!(
         r#"{FUNCTIONS}{WAIT_FOR_NVME}
 fio --name=load --filename=/dev/nvme0n1 --direct=1 --rw=randread --ioengine=libaio --iodepth=16 --bsrange=4k-256k --blockalign=4k \

@@ -21,8 +21,10 @@ fn sata_drive_is_left_alone_by_default() {
 fn every_byte_of_a_bounced_sata_drive_is_right() {
     let figures = verified("on");
 
-    // 4 MiB in mixed sizes are written and read. The first requests may find no slot yet.
+    // The job writes and reads 4 MiB in mixed sizes, which takes more requests than this. The first requests may find no slot
+    // yet.
     assert!(figures.bounced > 200, "{figures:?}");
-    // Reads also copy to their slots first, because the driver does not promise that the drive overwrites the whole buffer.
+    // A read first copies its buffer to the slot, because this driver does not promise that the drive overwrites the whole
+    // buffer.
     assert!(figures.copied_in > 6 * MIB && figures.copied_out > 3 * MIB, "{figures:?}");
 }

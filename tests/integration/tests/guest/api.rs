@@ -24,7 +24,7 @@ use crate::support::{MIB, SITE};
 /// Maximum boot time of a guest under emulation.
 pub(crate) const BOOT_TIME: Duration = Duration::from_secs(120);
 
-/// Job that reports its start, then counts, and reports NMIs and presses of the power button.
+/// Job that reports its start, prints rising numbers, and reports NMIs and presses of the power button.
 pub(crate) const COUNT: &str = r#"
 irqs() { awk -v key="$1" 'index($0, key) { for (i = 2; i <= NF && $i ~ /^[0-9]+$/; i++) n += $i } END { print n + 0 }' /proc/interrupts; }
 echo "CAROM-READY $(nproc)"
@@ -98,7 +98,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Created);
     assert_eq!(status(&calls.make(client.pause_vm()).unwrap_err()), 500);
 
-    // The client always expects an answer with an address, but a device that is added before the boot has no address yet.
+    // The client fails if the answer has no PCI address, but a device that is added before the boot has no address yet.
     let device = |id: &str| DeviceConfig {
         iommu: Some(true),
         id: Some(id.into()),
@@ -144,7 +144,8 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     calls.make(client.reboot_vm()).unwrap();
     vmm.wait_for("CAROM-READY", 2, BOOT_TIME).unwrap();
 
-    // The next boot and the next VM use all resources again. The console's file is created again.
+    // After a shutdown, the same VM boots again, and after its deletion, a new VM boots: both use the same drive and files. Each
+    // boot creates the console's file again, so the counts of READY start again.
     calls.make(client.shutdown_vm()).unwrap();
     assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Created);
     assert_eq!(status(&calls.make(client.vm_counters_get()).unwrap_err()), 500);
@@ -167,8 +168,8 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     let expected = "starting booting booted pausing paused resuming resumed rebooting rebooted shutdown booting booted shutdown \
                     deleted booting booted shutdown deleted shutdown";
     assert_eq!(names_of(&["vm", "vmm"]), expected);
-    // Each kernel's driver initializes the virtio-iommu. Only devices that were not released before are reset. The VMs also have
-    // a console.
+    // In each boot, the driver activates the virtio-iommu. Only the reboot reports a reset: shutdown and deletion release the
+    // device instead. All other events are of the VMs' console.
     let of_devices = events.iter().filter(|event| event.source == "virtio-device");
     let (of_iommu, others): (Vec<_>, Vec<_>) =
         of_devices.partition(|event| event.properties == json!({"id": "_iommu"}));
@@ -179,7 +180,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
 
 #[guest_test(slow = "exhausted_budget_falls_back_and_loses_nothing covers the load, and unit tests cover the change")]
 fn guest_follows_a_changed_budget_under_load() {
-    // The job runs verified I/O all the time. Between two runs, slots are idle.
+    // The job runs verified I/O all the time. The pause between two runs leaves all slots idle.
     let verify = workload::fio_verify(16, 64);
     let job = format!("{WAIT_FOR_NVME}\nwhile [ ! -e /stop ]; do\n{verify}\necho CAROM-ROUND\nsleep 0.5\ndone\n");
     let mut vmm = ApiVmm::start(&SITE, &job).unwrap();

@@ -15,8 +15,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, end, info, put};
 use crate::support::{MIB, SITE};
 
-/// Returns a job that uses memory once, frees it, and then keeps working with the drive. When the drive has a mark, the job uses
-/// memory again.
+/// Returns a job that uses memory once, frees it, and then works with the drive in endless rounds. After every fourth round, the
+/// job uses memory again, unless a large balloon leaves the guest too little RAM.
 fn use_memory_and_work() -> String {
     let verify = workload::fio_verify(4, 8);
     format!(
@@ -75,7 +75,7 @@ pub(crate) fn resize(vmm: &ApiVmm, mib: u64) {
     wait_until(vmm, "the balloon", || info(vmm)["memory_actual_size"] == (512 - mib) * MIB);
 }
 
-/// Waits for more rounds of the drive and asserts that all were correct.
+/// Waits until the job has finished more rounds, and asserts that all data of the drive was correct.
 fn drive_works(vmm: &ApiVmm) {
     let rounds = vmm.console().matches("CAROM-ROUND").count();
     vmm.wait_for("CAROM-ROUND", rounds + 2, BOOT_TIME).unwrap();

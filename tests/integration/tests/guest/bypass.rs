@@ -23,7 +23,7 @@ fn vm_pauses_in_time_while_all_ram_is_mapped_for_bypass() {
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let payload = payload(&vmm, " iommu=pt");
     create_and_boot(&vmm, json!({"payload": payload, "memory": {"size": RAM}, "devices": [drive(0, "drive", true)]}));
-    // Pause at any time, whatever requests the guest makes meanwhile.
+    // Pause the VM at arbitrary times. A pause must be short, whatever requests the guest makes meanwhile.
     let (mut longest, mut pauses) = (0, 0);
     while counter(&vmm, "_iommu", "mapped_bytes") < RAM - 64 * MIB {
         let start = Instant::now();
@@ -37,7 +37,7 @@ fn vm_pauses_in_time_while_all_ram_is_mapped_for_bypass() {
     assert!(vmm.console().contains("identity"), "{}", vmm.console());
     tell(&format!("{pauses} pauses, of {longest} ms at most"));
     assert!(longest < 10_000, "a pause took {longest} ms");
-    // If an ATTACH had been rejected, the driver would have given up.
+    // No ATTACH may fail, because the guest's driver would give up after a failure.
     assert_eq!((counter(&vmm, "_iommu", "failed_attach"), counter(&vmm, "_iommu", "faults")), (0, 0));
     assert!(counter(&vmm, "_iommu", "host_maps") >= 3, "RAM was not mapped in pieces");
 }

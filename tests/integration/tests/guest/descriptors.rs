@@ -15,16 +15,17 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, put};
 use crate::support::{MIB, SITE};
 
-/// Simultaneous clients, each with a descriptor.
+/// Simultaneous API clients. The VMM opens a descriptor for each.
 const CLIENTS: usize = 8;
-/// Descriptors that a guest may still open.
+/// Descriptors that the VMM may still open for the guest.
 const FOR_THE_GUEST: u64 = 3;
 
 fn open_descriptors(vmm: &ApiVmm) -> u64 {
     fs::read_dir(format!("/proc/{}/fd", vmm.pid())).unwrap().count() as u64
 }
 
-/// Lowers the limit of descriptors so that, beyond the VMM's reserve of a quarter, only a few are free. Returns the limit.
+/// Lowers the VMM's limit of open descriptors. The VMM reserves a quarter of the limit for other work, so it can open only
+/// [`FOR_THE_GUEST`] more for the guest. Returns the limit.
 fn leave_few(vmm: &ApiVmm) -> u64 {
     let limit = (open_descriptors(vmm) + FOR_THE_GUEST) * 4 / 3;
     let pid = Pid::from_raw(i32::try_from(vmm.pid()).unwrap());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! If the host cannot read or write, only this request fails. Other requests and other disks continue.
+//! Errors of the host's disk images: if the host cannot read or write, only the request in question fails. Other requests and
+//! other disks continue.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -54,9 +55,9 @@ fn mount(arguments: &[&str], place: &Path) {
     assert!(status.success(), "cannot mount {}: {status}", place.display());
 }
 
-/// Returns a job that fills the first two disks, writes the number of each MiB to this MiB, and reports whether each write
-/// succeeded. When the power button is pressed, the job repeats failed writes. Meanwhile the job writes and verifies the
-/// third disk, and reads parts of the fourth disk.
+/// Returns a job that fills the first two disks: it writes the number of each MiB to this MiB, and reports whether the write
+/// succeeded. Then it reads parts of the fourth disk. When the power button is pressed, the job repeats the failed writes. All
+/// the time, it also writes and verifies the third disk.
 fn job() -> String {
     let verify = workload::fio_verify_on("/dev/vdc", 4, 16);
     format!(
@@ -92,7 +93,7 @@ sleep 1000
     )
 }
 
-/// Returns the numbers in lines of this kind.
+/// Returns the numbers in the console's lines `KIND NUMBER`.
 fn numbers(console: &str, kind: &str) -> Vec<u64> {
     console.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok()).collect()
 }
@@ -134,7 +135,8 @@ fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
         let (wrote, failed) =
             (numbers(&console, &format!("CAROM-WROTE-{disk}")), numbers(&console, &format!("CAROM-FAILED-{disk}")));
         assert_eq!(wrote.len() + failed.len(), usize::try_from(WANTED).unwrap());
-        // An image also needs space for its tables. The size is rounded to pages, so the last MiB may be partial.
+        // Fewer MiB than the file system has may fit: an image also needs space for its tables, and the last MiB may fit only in
+        // part.
         assert!((ROOM - 2..=ROOM).contains(&(wrote.len() as u64)), "{disk}: {wrote:?}");
         assert!(counters(&vmm, id)["host_errors"].as_u64().unwrap() >= failed.len() as u64, "{}", counters(&vmm, id));
     }

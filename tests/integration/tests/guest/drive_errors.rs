@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Buffers of a bounced drive must contain only data that the drive read. Checks buffers after failed reads and after
-//! passthrough commands. The same is checked without an IOMMU, with I/O through swiotlb.
+//! Buffers of reads from a bounced drive: after a read, a buffer may contain data of the drive or its previous contents, but no
+//! other data from a slot. Checks buffers after failed reads and after passthrough commands. One test does this without an IOMMU,
+//! with I/O through swiotlb.
 
 use carom_integration::harness::guest_test;
 use carom_integration::workload::WAIT_FOR_NVME;
@@ -15,7 +16,7 @@ const CASES: usize = 9;
 fn drive_and_job(then: &str) -> (&'static str, String) {
     let drive = required(SITE.nvme.get(1), "a second NVMe drive (CAROM_NVME2)");
     let bad = required(SITE.nvme2_bad.as_ref(), "an offset at which reads of this drive fail (CAROM_NVME2_BAD)");
-    // Without huge pages, a large buffer has several pieces. Kernel messages must not interrupt the results.
+    // Without huge pages, a large buffer consists of several physical ranges. Kernel messages must not interrupt the results.
     let job = format!(
         "{WAIT_FOR_NVME}echo never >/sys/kernel/mm/transparent_hugepage/enabled\n\
          nvme-check /dev/nvme0n1 {bad} >/tmp/checked && right=1\n\
@@ -38,7 +39,7 @@ fn buffers_are_right(name: &str, kernel: Kernel) {
     let outcome = run(&guest.job(&job));
 
     expect_all_right(&outcome);
-    // The kernel itself makes three of these failing reads. Their data is not copied back.
+    // The kernel's block layer makes at least three of the failing reads. The patch must not copy their data back.
     assert!(number(&outcome, "CAROM-STAT-not_copied_back") >= 3, "console:\n{}", outcome.console);
     assert_eq!(number(&outcome, "CAROM-STAT-slots_orphaned"), 0, "console:\n{}", outcome.console);
 }
@@ -56,13 +57,14 @@ fn buffers_keep_their_contents_when_reads_fail_on_newer_kernel() {
     buffers_are_right("drive-errors-newer", Kernel::Newer);
 }
 
-/// The attributes that save the copy to a bounce buffer also apply to swiotlb: after an error, or without the driver's promise,
-/// data is not copied back.
+/// swiotlb also honours the patch's DMA attributes for bounced reads. NVMe reads are not copied to swiotlb's buffer first, so
+/// this buffer may be copied back only after a successful read.
 #[guest_test(needs(FailingDrive), slow = "tests the guest patch's changes of swiotlb, which rarely change")]
 fn buffers_keep_their_contents_when_reads_fail_through_swiotlb() {
     let (drive, job) = drive_and_job("echo \"CAROM-SWIOTLB $(cat /sys/kernel/debug/swiotlb/io_tlb_used_hiwater)\"");
 
-    // The second option enables counting on 7.3. Other kernels always count, and do not know the option.
+    // On Linux 7.3, `swiotlb=track_hiwater` makes the kernel count how much of swiotlb is used. Other kernels always count, and
+    // ignore the option.
     let guest = Guest::new("drive-errors-swiotlb").cmdline("swiotlb=force swiotlb=track_hiwater");
     let outcome = run(&guest.device(drive).job(&job));
 

@@ -23,7 +23,7 @@ use crate::support::{MIB, SITE};
 
 /// Time during which allocations fail while a guest works.
 const FAILING_TIME: Duration = Duration::from_secs(12);
-/// Maximum distance between failing allocations of a thread. The distance grows up to this value, then starts again.
+/// Maximum number of a thread's allocations up to the failing allocation. The number grows up to this value, then starts again.
 const MOST: u32 = 24;
 /// Interval between checks for a failed allocation.
 const LOOK: Duration = Duration::from_millis(4);
@@ -41,7 +41,7 @@ const OPERATIONS: u32 = 6;
 /// More allocations than any of these calls makes.
 const NEVER_NTH: u32 = 1 << 30;
 
-/// Budgets in turn, in MiB, so that windows are requested again and again.
+/// Budgets that the test sets in turn, in MiB, so that the guest requests windows again and again.
 const BUDGETS: [u64; 4] = [64, 4, 16, 2];
 const BUDGET_TIME: Duration = Duration::from_millis(700);
 
@@ -50,7 +50,8 @@ fn serves_the_iommu(name: &str) -> bool {
     ["vcpu", "iommu_poll", "window-stash"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Runs a guest with `windows` bytes of windows. Its drive works while each allocation of the serving threads fails in turn.
+/// Runs a guest with `windows` bytes of windows. While its drive works, allocations fail in the threads that serve the
+/// virtio-iommu, each in turn.
 fn io_goes_on(iommufd: bool, windows: u64) {
     let before = DmaMemory::now().unwrap();
     let _failing = FailingAllocations::new();
@@ -277,7 +278,7 @@ fn guest_continues_if_allocations_for_disk_or_snapshot_fail() {
             refused += 1;
         } else {
             done += 1;
-            // A guest that has not noticed the disk yet would not release it.
+            // Wait here, because a guest that has not noticed the new disk yet would not release it.
             goes_on(what);
             put(&vmm, "vm.remove-device", &json!({"id": "more"}));
             wait_gone(&vmm, "more");

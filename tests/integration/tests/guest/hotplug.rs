@@ -220,7 +220,7 @@ fn devices_are_added_to_a_guest_without_any() {
         .unwrap();
     assert_eq!(refused, 400);
     assert!(why[0].as_str().unwrap().contains("devices.iommu: the VM runs without a virtio-iommu"), "{why}");
-    // The guest's kernel does not run yet, or does not handle hotplug.
+    // A guest that is still booting does not handle hotplug yet.
     let added = calls.make(client.vm_add_device_put(drive(0, "drive", false))).unwrap();
     assert_eq!(added.bdf, "0000:00:02.0");
     vmm.wait_for("CAROM-CAME 1 0000:00:02.0 direct\n", 1, BOOT_TIME).unwrap();
@@ -253,7 +253,7 @@ fn devices_are_added_to_a_guest_without_any() {
     if SITE.edu.is_some() {
         edu_comes_and_goes(&vmm, 2);
     }
-    // The client was idle for so long that its connection may be closed, so the client is not used here.
+    // Do not use the client here: it was idle for so long that the VMM may have closed its connection.
     put(&vmm, "vmm.shutdown", &Value::Null);
 }
 
@@ -394,7 +394,7 @@ fn stock_kernel_hotplug_works_and_its_panic_is_reported() {
     wait_gone(&vmm, "drive");
     assert_eq!(pinned(&vmm), 0);
 
-    // A panic is reported. The guest decides what happens next.
+    // The VMM only reports the panic. The guest's kernel decides what happens next.
     calls.make(client.vmm_nmi_put()).unwrap();
     let of_guest = || vmm.events().unwrap().into_iter().filter(|event| event.source == "guest").collect::<Vec<_>>();
     let start = Instant::now();

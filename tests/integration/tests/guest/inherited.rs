@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Unprivileged user. Another user has opened the files of the VM.
+//! VMM of an unprivileged user, with descriptors of files that another user has opened (`--inherit`).
 
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -34,7 +34,7 @@ fn guest_of_descriptors_works_for_a_user_without_rights() {
     let mut opened = vec![(5, PathBuf::from("/dev/kvm")), (6, disk)];
     let mut work = workload::fio_verify_on("/dev/vda", 4, 8);
     let mut guest = Guest::new("inherited").disk("path=/dev/fd/6,image_type=raw");
-    // Groups and containers can only be opened by path.
+    // Carom opens VFIO groups and containers only by path. So only with IOMMUFD can the guest have a host device here.
     if SITE.iommufd {
         let function = Site::sysfs(&SITE.nvme[0]);
         opened.extend([(7, PathBuf::from("/dev/iommu")), (8, character_device(&function))]);
@@ -43,7 +43,7 @@ fn guest_of_descriptors_works_for_a_user_without_rights() {
     }
     let script = guest.job(&work).write_command(&SITE, dir).unwrap();
 
-    // The user can only read the programs that they run.
+    // The user may lack access to the original kernel and carom, so copy both to the user's directory.
     fs::copy(&SITE.kernel, dir.join("kernel")).unwrap();
     fs::copy(&SITE.carom, dir.join("carom")).unwrap();
     let command = fs::read_to_string(&script).unwrap();

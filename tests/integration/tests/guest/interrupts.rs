@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Bytes that the guest's kernel copies with interrupts off when a drive's reads bounce, from its trace events.
+//! Bytes that the guest's kernel copies with interrupts off when a drive's reads bounce. The trace events of this kernel contain
+//! the sizes of the copies.
 
 use carom_integration::Kernel;
 use carom_integration::harness::{guest_test, tell};

@@ -20,9 +20,9 @@ fn edu() -> &'static str {
 /// (`dmar_fault()` in `drivers/iommu/intel/dmar.c`, `DEFAULT_RATELIMIT_INTERVAL`).
 const FAULTS_RATE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Returns the number of DMA faults that this host has logged for the device, after a pause that ensures that the next faults are
-/// logged. Without the pause, the previous test may have used up the kernel's limit: on a fast machine, the next guest boots
-/// within the interval.
+/// Waits for [`FAULTS_RATE_LIMIT`], and returns the number of DMA faults that this host has logged for the device. Without the
+/// wait, faults of the previous test may have used up the kernel's limit: on a fast machine, the next guest boots within the
+/// interval.
 fn host_faults_before(address: &str) -> usize {
     thread::sleep(FAULTS_RATE_LIMIT + Duration::from_millis(500));
     host_faults(address)

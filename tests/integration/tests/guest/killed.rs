@@ -110,7 +110,8 @@ fio --name=beside --filename=/dev/vdb --offset=32M --size=32M --direct=1 --rw=ra
 while blkdiscard -o $((40 << 20)) -l $((8 << 20)) /dev/vdb; do sleep 0.2; done &
 ";
 
-/// Waits until the second disk has done much work, and returns its counters. Numbers may be flushed before fio has begun.
+/// Waits until the second disk has served many requests, and returns its counters. Flushed numbers do not show this, because they
+/// may come before fio has begun.
 fn worked(vmm: &ApiVmm) -> Value {
     let start = Instant::now();
     loop {

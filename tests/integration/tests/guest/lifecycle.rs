@@ -57,7 +57,7 @@ fn reboots_twice(name: &str, bounce: Option<&str>) {
 
     let outcome = run(&guest);
 
-    // Markers of the previous boot that each boot found on the drive.
+    // Each of these lines contains the marker that a boot found on the drive, from the previous boot.
     let boots: Vec<&str> = outcome.console.lines().filter_map(|line| line.strip_prefix("CAROM-BOOT ")).collect();
     assert_eq!(boots.len(), 3, "console:\n{}", outcome.console);
     assert_eq!(boots[1..], ["1", "2"], "console:\n{}", outcome.console);
@@ -125,7 +125,7 @@ fn reset_of_the_vm_parks_windows_for_the_next_kernel() {
     let outcome = run(&guest);
 
     workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
-    // Each reset reports the counters first.
+    // Before each reset, the VMM reports its counters.
     let [first, second, .., last] = &outcome.counters[..] else {
         panic!("expected at least three reports: {:?}", outcome.counters)
     };
@@ -239,7 +239,7 @@ done
 
     let outcome = refused(&guest, 2);
 
-    // Each attempt ended the windows.
+    // Each attempt ended the windows, and the guest has requested new chunks since then.
     let chunks: Vec<_> = outcome.values("CAROM-CHUNKS").collect();
     assert!(
         chunks.len() == 2 && chunks.iter().all(|count| *count != "0"),
@@ -295,7 +295,7 @@ dmesg | sed -n 's/^.*dma-bounce-test: a page is mapped at /CAROM-PAGE /p'
 
     let pages: Vec<&str> = outcome.values("CAROM-PAGE").collect();
     assert!(pages.len() == 3 && pages.iter().all(|page| *page == pages[0]), "{pages:?}; {}", outcome.console);
-    // No mapping was attempted where another mapping exists.
+    // The guest has not tried to map addresses that were still mapped.
     let counters = outcome.counters.last().expect("the VMM reports its counters");
     assert_eq!((counters.failed.map, counters.requests.window_add), (0, 0), "{counters:?}");
     assert_eq!(outcome.values("CAROM-PROVIDER").collect::<Vec<_>>(), ["pages"; 3]);

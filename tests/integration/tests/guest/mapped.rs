@@ -14,7 +14,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, info, pinned, put};
 use crate::support::{MIB, SITE};
 
-/// Bytes that the guest may map in addition to its permanent mappings: the guest's largest request, and half of another.
+/// Bytes that the guest may map in addition to its permanent mappings: enough for one and a half of its largest requests (128
+/// KiB).
 const ROOM: u64 = 192 << 10;
 
 fn counter(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
@@ -66,7 +67,7 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
     let start = Instant::now();
     while vmm.console().matches("CAROM-VERIFY 0 ").count() < done + 2 {
         let mapped_now = counter(&vmm, "_iommu", "mapped_bytes");
-        // A round that began before the limit was set may have mapped more.
+        // A round of I/O that began before the limit was set may have mapped more.
         assert!(
             mapped_now <= mapped + ROOM || start.elapsed() < Duration::from_secs(10),
             "{mapped_now} bytes are mapped; the limit is {mapped} + {ROOM}"
@@ -86,7 +87,7 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
     put(&vmm, "vmm.shutdown", &Value::Null);
     let console = vmm.console();
     assert!(!console.contains("I/O error"), "{console}");
-    // A slow round is accepted. A round that read wrong data is not.
+    // Rounds may be slow, but none of them may have read wrong data or failed.
     let wrong: Vec<&str> = console
         .lines()
         .filter(|line| line.starts_with("CAROM-VERIFY ") && !line.starts_with("CAROM-VERIFY 0 "))

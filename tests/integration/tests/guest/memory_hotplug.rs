@@ -41,14 +41,14 @@ done
     )
 }
 
-/// Returns the MiB in the complete lines of this kind.
+/// Returns the MiB in the complete console lines `KIND …`.
 fn figures(vmm: &ApiVmm, kind: &str) -> Vec<u64> {
     let whole = vmm.whole_lines();
     let numbers = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse::<u64>().ok());
     numbers.map(|kib| kib >> 10).collect()
 }
 
-/// Waits for the line of this kind and number, and returns its value.
+/// Waits for the `number`th console line of this kind, and returns its value.
 fn wait_for_figure(vmm: &ApiVmm, kind: &str, number: usize) -> u64 {
     let start = Instant::now();
     loop {
@@ -163,7 +163,7 @@ fn refused_ram_leaves_room_for_the_drive_and_for_less_ram() {
     let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": false, "id": "drive"});
     let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-device", Some(&drive)).unwrap();
     assert_eq!((status, pinned(&vmm)), (200, before), "{answer}");
-    // A smaller amount fits after the larger amount was rejected.
+    // Adding a smaller amount succeeds after the larger amount was rejected.
     assert_eq!(grows_and_works(&vmm), 128 * MIB);
     end(vmm);
 }

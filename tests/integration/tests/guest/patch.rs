@@ -12,8 +12,8 @@ use crate::support::{
     COMPLAINTS, MIB, REBIND_UNDER_LOAD, SITE, assert_no_complaint, guest_with_windows, number, required, run,
 };
 
-/// Runs the patch's KUnit tests at boot, without devices, and checks the result of each test. No test is skipped, because
-/// the guest has two nodes.
+/// Runs the patch's KUnit tests at boot, without devices, and checks the result of each test. The guest has two NUMA nodes, so no
+/// test is skipped.
 fn kunit_is_run(name: &str, kernel: Kernel) {
     let job = format!("{}{COMPLAINTS}", kunit::JOB);
 
@@ -55,8 +55,7 @@ wait
 {COMPLAINTS}"#
     );
 
-    // The windows have more memory than the drive can use, because the edu device's memory must not depend on the drive's
-    // use.
+    // The windows have more memory than the drive can use, so that the edu device always gets the memory that its test needs.
     let guest = Guest::new(name).kernel(kernel).iommu_device(edu).iommu_device(&SITE.nvme[0]).bounce("size=128M");
     let outcome = run(&guest.time_limit(Duration::from_secs(150)).job(&job));
 
@@ -101,7 +100,7 @@ fn every_byte_of_a_real_device_is_right_on_the_newer_kernel() {
 
 #[guest_test]
 fn io_is_verified_and_bounced_on_the_newer_kernel() {
-    // Without huge pages, large requests have several pieces.
+    // Without huge pages, a large request consists of several physical ranges.
     let job = format!(
         "{WAIT_FOR_NVME}echo never >/sys/kernel/mm/transparent_hugepage/enabled\n{}sed 's/^/CAROM-STAT-/' /sys/kernel/debug/iommu_bounce/*/stats\n{COMPLAINTS}",
         workload::fio_verify(16, 64)
@@ -112,7 +111,8 @@ fn io_is_verified_and_bounced_on_the_newer_kernel() {
 
     workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
     assert_eq!(outcome.value("CAROM-STAT-provider").unwrap_or_default(), "windows");
-    // Requests of several pieces use one slot each. Requests of one piece are single mappings.
+    // A request with several physical ranges counts as one bounced request, in one slot. A request with one range counts as
+    // bounced pages.
     let [requests, pages] = ["requests", "pages"].map(|what| number(&outcome, &format!("CAROM-STAT-bounced_{what}")));
     assert!(
         requests > 50 && requests + pages > 500,
@@ -191,7 +191,7 @@ fn guest_pages_serve(name: &str, vmm: Vmm, cmdline: &str) {
     assert_eq!(outcome.value("CAROM-STAT-provider").unwrap_or_default(), "pages");
     let bounced = number(&outcome, "CAROM-STAT-bounced_pages") + number(&outcome, "CAROM-STAT-bounced_lists");
     assert!(bounced > 500, "bounced {bounced}; console:\n{}", outcome.console);
-    // These IOMMUs advise no threshold, so it was measured, and the measured value was used.
+    // These IOMMUs advise no threshold, so the guest must have measured and used one.
     let threshold = number(&outcome, "CAROM-STAT-threshold");
     assert!((4096..=262_144).contains(&threshold), "{threshold}");
     assert_eq!(number(&outcome, "CAROM-STAT-threshold_measured"), threshold);

@@ -57,7 +57,7 @@ fn of_process(pid: u32, file: &str, key: &str) -> String {
     value.split_whitespace().next().unwrap().to_owned()
 }
 
-/// Reads the console until it contains `text`. `shown` is the whole text so far.
+/// Reads the console until it contains `text`, and adds everything to `shown`.
 fn read_until(console: &mut UnixStream, shown: &mut String, text: &str) {
     let start = Instant::now();
     let mut bytes = [0; 4096];
@@ -107,7 +107,7 @@ fn unit_of_the_package_runs_a_bouncing_drive_within_limits() {
     let user: u32 = systemd.run("id -u carom").trim().parse().unwrap();
     assert!((1..1000).contains(&user), "user {user} is not a system user");
 
-    // In Debian, /dev/kvm belongs to a group that the user is in.
+    // In Debian, /dev/kvm belongs to a group of which the service's user is a member.
     let said = systemd.refused("carom@threads");
     assert!(said.contains("/dev/kvm: Permission denied"), "{said}");
     let _kvm = Lent::new("/dev/kvm".into(), user);

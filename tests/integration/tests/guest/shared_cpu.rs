@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that share a CPU of the host. Each guest must use only its own translations. With the translations of another
-//! guest, it would read wrong contents.
+//! Guests that share a CPU of the host. The CPU must use only the address translations of the guest that runs. With those of
+//! another guest, a guest would read wrong memory.
 
 use std::time::Duration;
 

@@ -113,7 +113,7 @@ fn swapped(windows: u64) {
         last / MIB,
         read * 4096 / MIB
     ));
-    // Each round reads all kept memory, so swapped pages have come back.
+    // Each round reads all kept memory, so the host has read swapped pages back.
     assert!(read * 4096 >= TAKEN / 2, "only {read} pages came back");
     assert!(last >= TAKEN / 2, "only {last} bytes are still swapped");
     iommu_is_content(&vmm, windows > 0);
@@ -203,9 +203,10 @@ fn drive_writing_to_merged_pages_gets_its_own_pages() {
     end(vmm);
 }
 
-/// Splits huge pages by `take`, which takes about `taken` bytes from the guest. After `give`, the guest uses this memory again,
-/// and the host makes huge pages of it. Returns the number of huge pages made of small pages. If no small page is left, the
-/// guest's access allocates a huge page directly.
+/// Checks that the host splits the guest's huge pages and makes huge pages again. `take` takes about `taken` bytes from the
+/// guest, which splits huge pages. After `give`, the guest uses this memory again, and the host makes huge pages of it. Returns
+/// how many of these huge pages the host made by collapsing small pages. If a range has no small page left, the guest's access
+/// allocates a huge page directly instead.
 fn cut_and_made_again(
     vmm: &ApiVmm,
     collapsing: &Collapsing,
@@ -220,7 +221,7 @@ fn cut_and_made_again(
     wait_until(vmm, "huge pages are not split", || Some(huge()).filter(|left| left + taken / 2 <= before));
     all_is_right(vmm, 2);
     let (left, cut) = (huge(), huge_pages_cut() - cut_before);
-    // Huge pages that are freed as a whole are not counted.
+    // The kernel counts only split huge pages, and not those that are freed as a whole. So only half of them are expected here.
     assert!(cut >= taken / (4 * MIB), "only {cut} huge pages were split");
     let made_before = collapsing.made();
     give();
@@ -239,8 +240,8 @@ fn cut_and_made_again(
     made
 }
 
-/// Returns a job that uses memory once before the balloon gets it, and repeatedly after the balloon has returned it. Memory in
-/// the balloon does not count as the guest's memory.
+/// Returns a job that uses memory once, so that the balloon can take used memory, and uses it repeatedly after the balloon has
+/// returned it. Memory in the balloon does not count as the guest's memory.
 fn lend_memory_and_work() -> String {
     let first = format!(
         "mkdir /lent

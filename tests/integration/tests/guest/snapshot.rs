@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest that is saved, and restored by another process. It continues its work: time, timers, memory, registers, random bytes and
-//! the console. `guest/restore_check.c` does this work.
+//! Guest that is saved, and restored by another process. The program `guest/restore-check.c` in the guest checks that time,
+//! timers, memory, registers, random bytes and the console continue correctly.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,17 +22,17 @@ use crate::vcpus::USE_VCPUS;
 /// Maximum time until the guest has made some progress.
 const PROGRESS_TIME: Duration = Duration::from_secs(60);
 
-/// Maximum apparent difference of the guest's time of day, in ms. The guest prints five lines per second, and each line takes
-/// time to reach the file.
+/// Maximum change of the guest's time of day relative to the host's, in ms. The measurement is inexact: the guest prints the time
+/// five times per second, and each line takes time to reach the file.
 const OFF: i64 = 1500;
 
-/// Number of lines that determine the initial difference of the guest's time of day.
+/// Number of lines from which the initial difference between the guest's and the host's time of day is determined.
 const CLOCK_LINES: usize = 5;
 
-/// Maximum difference between the advances of the guest's clocks.
+/// Maximum difference between the advances of the guest's monotonic and real-time clocks.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(100);
 
-/// Time between saving and restoring the guest in one of the rounds.
+/// Time that passes between saving and restoring the guest in the second round.
 const AWAY: Duration = Duration::from_secs(3);
 
 /// Minimum progress of the guest before it is saved again.
@@ -148,7 +148,8 @@ fn events(vmm: &ApiVmm) -> String {
     names.collect::<Vec<_>>().join(" ")
 }
 
-/// Waits for events with this end, because a call is answered before its last event is written. Returns all events.
+/// Waits until the events end with `end`, because a call is answered before its last event is written. Returns the names of all
+/// events.
 fn events_that_end(vmm: &ApiVmm, end: &str) -> String {
     let start = Instant::now();
     loop {
@@ -166,7 +167,8 @@ fn events_that_end(vmm: &ApiVmm, end: &str) -> String {
 enum Way {
     /// By the command-line option. The guest runs immediately.
     Option,
-    /// By the command-line option, and all of its RAM is read. The API resumes the guest. The snapshot is removed before that.
+    /// By the command-line option, with `prefault`: all RAM is read from the snapshot immediately. Then the snapshot is removed,
+    /// and the API resumes the guest.
     OptionPrefault,
     /// By the API.
     Api,
@@ -214,7 +216,7 @@ impl Subject {
         put(&vmm, "vm.boot", &Value::Null);
         vmm.wait_for("CAROM-RESTORE-CHECK ", 1, BOOT_TIME).unwrap();
         let first = wait_for_line(&vmm, |_| true);
-        // A late line makes the guest's clock look slow, so the maximum counts.
+        // A late line makes the guest's clock look slow, so the maximum of several lines counts.
         let (mut newest, mut ahead) = (first.clone(), i64::MIN);
         for _ in 0..CLOCK_LINES {
             newest = wait_for_line(&vmm, |line| line.is_beyond(&newest));

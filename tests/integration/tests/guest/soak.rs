@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Verified I/O for a selectable amount of data, during all events that can end a window or a mapping. The budget is cut, and the
-//! drive's controller is reset. A second drive is unbound with I/O in flight. The VM is reset.
+//! Verified I/O for a selectable amount of data, during all events that can end a window or a mapping: cuts of the budget, resets
+//! of the drive's controller, resets of the VM, and unbinding a second drive with I/O in flight.
 
 use std::env;
 use std::thread;

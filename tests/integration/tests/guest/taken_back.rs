@@ -16,13 +16,13 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, info, pinned, put, use_two_drives, wait_gone};
 use crate::support::{MIB, SITE};
 
-/// Interval between the kernel's requests for a device that it waits for.
+/// Interval at which the kernel repeats its request to release a device.
 const KERNEL_ASKS_AGAIN: Duration = Duration::from_secs(10);
 /// Maximum time of a command on a slow machine.
 const COMMAND_TIME: Duration = Duration::from_secs(60);
 
-/// The administrator's control of a device. The device is bound to vfio-pci at the beginning and at the end, whatever happens.
-/// Before the end, the VMM must have exited or released the device.
+/// Device that the administrator binds to vfio-pci and unbinds. It is bound at the beginning. Dropping this value binds it again,
+/// so the VMM must have exited or released the device before.
 struct HostDevice<'a> {
     address: &'a str,
     unbind: Option<Child>,
@@ -44,7 +44,7 @@ impl<'a> HostDevice<'a> {
         self.unbind = Some(child.unwrap());
     }
 
-    /// True if unbinding still waits.
+    /// True if the unbinding still waits for the device to be closed.
     fn waits(&mut self) -> bool {
         self.unbind.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
     }
@@ -119,8 +119,8 @@ fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     let done = vmm.console().matches("CAROM-FIRST 0").count();
     vmm.wait_for("CAROM-FIRST 0", done + 2, BOOT_TIME).unwrap();
 
-    // The drive is added again, and unbound while the guest is paused. The kernel asks repeatedly, but only one event is
-    // reported.
+    // The drive is added again, and unbound while the guest is paused. The kernel repeats its request to release the drive, but
+    // the VMM reports only one event.
     assert!(taken.bind(), "vfio-pci does not accept the drive");
     add(&vmm, &devices[1]);
     vmm.wait_for("CAROM-WORKED 2\n", 1, BOOT_TIME).unwrap();

@@ -20,7 +20,7 @@ fn on_terminal(guest: &Guest, dir: &Path, script: &str) -> String {
     fs::write(&file, format!("CAROM='{}'\nD='{}'\n{script}", command.display(), dir.display())).unwrap();
     let inner = format!("sh '{}'", file.display());
     let mut outer = Command::new("sh");
-    // Keys are pressed repeatedly, because the guest cannot read them at first.
+    // The script types the keys repeatedly, because the booting guest cannot read them at first.
     outer.args([
         "-c",
         "for i in $(seq 40); do sleep 1; printf 'hello\\r'; done | script -qec \"$1\" /dev/null",

@@ -126,7 +126,8 @@ fn come_and_go_while_a_drive_works(kernel: Kernel, rounds: usize) {
         let wanted = format!("desired_vcpus: {vcpus} is not between 1 and 4 (cpus.max_vcpus)");
         assert!(status == 400 && why.contains(&wanted), "{status}: {why}");
     }
-    // Only one vCPU is added here, because the addition of another vCPU would make KVM check the first.
+    // Only one vCPU is added here. If another vCPU were added, KVM would notice the local APIC of the first added vCPU too, even
+    // if the VMM had forgotten to register it.
     assert_eq!(resize(&vmm, 2), (204, "null".into()));
     wait_for_vcpus(&vmm, 2, 1);
     for round in 1..=rounds {

@@ -228,7 +228,7 @@ fn disk_of_a_server_behind_the_iommu_uses_mappings_or_a_window() {
     assert!(strict["requests_unmap"].as_u64().unwrap() > 300, "not every buffer was unmapped: {strict}");
     let bounce = works_behind_the_iommu(&json!({"size": 64 * MIB}));
     assert!(bounce["window_bytes"].as_u64().unwrap() > 0, "{bounce}");
-    // Requests are mapped if they are larger than a slot, or if they come while the window grows.
+    // The guest maps a request if it is larger than a slot, or if the window is still growing.
     assert!(
         bounce["requests_map"].as_u64() < strict["requests_map"].as_u64().map(|maps| maps / 10),
         "{bounce} {strict}"

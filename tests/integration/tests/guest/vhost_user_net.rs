@@ -20,7 +20,7 @@ use crate::support::tap::open_tap;
 use crate::support::{MIB, SITE};
 use crate::vhost_user::storage_daemon;
 
-/// Starts the server on `tap`, which outlives the server.
+/// Starts the server on `tap`. The interface stays when the server ends.
 fn card_server(tap: &File, socket: &Path, options: &[&str]) -> KilledOnDrop {
     let mut command = Command::new(env!("CARGO_BIN_EXE_device-server"));
     command.arg("--socket").arg(socket).args(options).stdin(tap.try_clone().unwrap());
@@ -144,7 +144,7 @@ fn server_that_keeps_translations_fails_the_card_in_time() {
     while counter(&vmm, "card", "server_losses") == 0 {
         assert!(start.elapsed() < BOOT_TIME, "the server was not disconnected");
     }
-    // The guest continues: a vCPU waited, but only for a few seconds.
+    // The guest continues: a vCPU waited for the server, but only for a few seconds.
     let before = vmm.console().matches("CAROM-LIVES").count();
     vmm.wait_for("CAROM-LIVES", before + 1, BOOT_TIME).unwrap();
 }

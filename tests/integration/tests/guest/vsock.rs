@@ -26,7 +26,7 @@ const ECHO: u32 = 1024;
 const CALLED: u32 = 5000;
 /// Number of bytes that the guest sends in one connection to [`CALLED`].
 const CALL_BYTES: usize = 3 << 20;
-/// Maximum time until the next bytes of a side.
+/// Maximum time in which the guest must send or receive more bytes.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// Boots a guest with the program and the configuration `more`.
@@ -122,7 +122,7 @@ fn counters(vmm: &ApiVmm, device: &str) -> BTreeMap<String, u64> {
 
 /// Checks connections from either side.
 fn carry(vmm: &ApiVmm) {
-    // The guest's CID. The newline shows that the line is complete.
+    // The guest's CID. The newline in the text makes sure that the line is complete.
     vmm.wait_for("CAROM-VSOCK 3\n", 1, BOOT_TIME).unwrap();
     echo(vmm, 1, 1);
     echo(vmm, 4 << 20, 2);
@@ -221,7 +221,7 @@ fn restored_guest_loses_and_reopens_its_connections() {
 
         fs::remove_file(vmm.console_file()).unwrap();
         vmm.start_again(&SITE, &["--restore", &format!("source_url={url},resume=on")]).unwrap();
-        // Linux sets an error and a state. The call may report either.
+        // Linux sets an error and a state of the socket. The guest's call may report either.
         let lost = ["Connection reset by peer\n", "Transport endpoint is not connected\n"];
         let start = Instant::now();
         while !lost.iter().any(|lost| vmm.console().contains(&format!("CAROM-LOST {lost}"))) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Scaling of the guest patch's allocator of bounce slots with threads, natively: `guest/tests/allocator/bench.c`.
+//! Speed of the guest patch's slot allocator with different numbers of threads. `guest/tests/allocator/bench.c` measures it
+//! natively, without a guest.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -30,8 +31,8 @@ fn measure() -> Result<Measured> {
     Ok(Measured { rows: rows(&String::from_utf8_lossy(&output.stdout))?, ..Measured::default() })
 }
 
-/// Parses the benchmark's output. Each line has the number of threads, the operations of all threads, and the operations of each
-/// thread that has a core.
+/// Parses the benchmark's output. Each line has the number of threads, and million operations per second: of all threads
+/// together, and of each thread that has its own core.
 fn rows(text: &str) -> Result<Vec<Row>> {
     let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let rows: Vec<Row> = lines

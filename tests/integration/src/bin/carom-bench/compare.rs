@@ -14,7 +14,7 @@ use crate::{counts, io_instructions, map_counts, start_instructions, sync};
 /// Rule that decides when the difference of a count is significant.
 #[derive(Debug, Clone, Copy)]
 struct Rule {
-    /// Minimum difference, relative to the base.
+    /// Minimum difference, as a fraction of the base.
     part: f64,
     /// Minimum absolute difference.
     least: f64,
@@ -24,35 +24,36 @@ struct Rule {
 /// Variation of a count between runs without a change.
 #[derive(Debug, Clone, Copy)]
 enum Moves {
-    /// No variation, or less than the rule's minimum difference.
+    /// The count does not vary, or varies by less than the rule's minimum difference.
     Not,
-    /// Variation with the host's load, so the spread of the rounds matters. With fewer than [`ROUNDS`] rounds, a difference
-    /// is reported only if it exceeds this fraction of the base. `None` means that so few rounds never show a difference.
+    /// The count varies with the host's load, so a difference must also exceed the spread of the rounds. With fewer than
+    /// [`ROUNDS`] rounds, a difference is reported only if it exceeds this fraction of the base. With `None`, no difference is
+    /// reported for so few rounds.
     WithLoad(Option<f64>),
 }
 
-/// Requests of the guest per operation. A pool requests chunks, and their number depends on how many reads are in flight at
-/// once.
+/// Requests of the guest per operation. They vary a little: the number of chunks that a pool requests depends on how many reads
+/// are in flight at the same time.
 const REQUESTS: Rule = Rule { part: 0.02, least: 0.005, moves: Moves::Not };
 
-/// Exits per operation. If most exits are interrupts, five rounds vary by a third to two thirds. One or two rounds are not
-/// enough then.
+/// Exits per operation. If most exits are interrupts, the counts of five rounds differ by a third to two thirds, so one or two
+/// rounds show nothing.
 const EXITS: Rule = Rule { part: 0.05, least: 0.02, moves: Moves::WithLoad(None) };
 
-/// Cost of a call in the guest's kernel: the median of a thousand equal calls. A difference of one is significant. A
-/// difference of half only means that the middle two rounds differ.
+/// Cost of a call in the guest's kernel: the median of a thousand equal calls. A difference of 1 is significant. A difference of
+/// 0.5 is not: with an even number of rounds, the median may be the mean of two neighbouring counts.
 const CALL: Rule = Rule { part: 0.0, least: 0.5, moves: Moves::Not };
 
-/// Instructions of the whole machine. They vary, because interrupts merge differently and threads poll for different times.
-/// The count of a cell with blocks of 4 KiB varies by a twelfth between runs. The counts of eight starts had a range of up
-/// to a ninth.
+/// Instructions of the whole machine. They vary between runs, because interrupts merge differently and threads poll for different
+/// times: by up to 8 % in cells with blocks of 4 KiB, and by up to 11 % in eight starts of a guest.
 const MACHINE: Rule = Rule { part: 0.02, least: 0.0, moves: Moves::WithLoad(Some(0.12)) };
 
 /// Minimum number of rounds that show the variation of a count.
 const ROUNDS: usize = 3;
 
-/// Minimum number of rounds for which disjoint ranges are enough. By chance, all six rounds of one run exceed all six rounds
-/// of the other run in one of 924 comparisons. With three rounds, this happens in one of 20.
+/// Minimum number of rounds with which a difference counts as soon as the ranges of both runs do not overlap. By chance, all six
+/// rounds of one run exceed all six rounds of the other run in one of 924 comparisons. With three rounds, this happens in one of
+/// 20.
 const MANY_ROUNDS: usize = 6;
 
 /// Compared tables and their counts. The other figures of these tables are times or numbers of operations.
@@ -94,7 +95,7 @@ struct Pair<'row> {
     figure: &'static str,
     before: f64,
     after: f64,
-    /// Smaller number of rounds of both runs.
+    /// Number of rounds of the run that has fewer rounds.
     rounds: usize,
 }
 
@@ -122,13 +123,13 @@ pub(crate) fn text(results: &Results, base: &Results) -> Result<String> {
             }
         }
     }
-    ensure!(same + changed.len() > 0, "no cell of the tables {} is in both runs", tables().join(", "));
+    ensure!(same + changed.len() > 0, "the two runs have no cell of the tables {} in common", tables().join(", "));
     let version = |results: &Results| results.versions.get("carom").cloned().unwrap_or_default();
     let mut text = format!("\nCounts of {}, against those of {}:\n\n", version(results), version(base));
     if !changed.is_empty() {
         let mut table = markdown::new_table_of(3, ["table", "cell", "count", "before", "after", ""]);
         for (pair, change) in &changed {
-            // Millions have no decimals.
+            // Large counts (millions) are shown without decimals.
             let places = if pair.before.max(pair.after) < 1000.0 { 3 } else { 0 };
             let figures = [pair.before, pair.after].map(|figure| format!("{figure:.places$}"));
             let word = if *change == Change::Better { "better" } else { "worse" };
@@ -168,7 +169,7 @@ fn pair<'row>(table: &'static str, row: &'row Merged, before: &Merged, figure: &
 
 fn change(pair: &Pair<'_>, rule: Rule, after: &Spread, before: &Spread) -> Change {
     let difference = pair.after - pair.before;
-    // `apart` is the gap between the ranges of both runs. `within` is the larger of both ranges.
+    // `apart` is the gap between the ranges of both runs. `within` is the width of the wider range.
     let apart = (after.min - before.max).max(before.min - after.max);
     let within = (after.max - after.min).max(before.max - before.min);
     let part = match rule.moves {

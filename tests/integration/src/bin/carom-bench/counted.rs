@@ -15,7 +15,7 @@ use carom_integration::{Outcome, Site};
 use crate::table::{self, LITTLE_RAM_MIB, Measured, Work, figure};
 use crate::throughput::job;
 
-/// Number of a module's first mark that ends a call.
+/// Number of the mark that ends a module's first call. The marks of later calls have higher numbers.
 pub(crate) const FIRST_END: usize = 16;
 
 /// Medians by the number of the mark and the kind of count.
@@ -29,14 +29,14 @@ pub(crate) struct Guests {
     pub(crate) module: &'static str,
     /// Shell commands before and after the module gets the device. `$edu` is the device in both.
     pub(crate) jobs: [&'static str; 2],
-    /// Estimated duration of a guest. The emulator counts from start to end.
+    /// Estimated duration of a guest. The emulator counts during the whole time, which slows the guest down.
     pub(crate) estimate: Duration,
-    /// Makes rows from the guest's output, and from the counts if the rig counts.
+    /// Function that makes rows from the guest's output, and from the emulator's counts if the rig counts instructions.
     pub(crate) measured: fn(&Outcome, &Mode, Option<&Counts>) -> Result<Measured>,
 }
 
 impl Guests {
-    /// Returns the work if the site has the edu device.
+    /// Returns the work, or no work if the site has no edu device.
     pub(crate) fn work(&'static self, site: &Site) -> Vec<Work> {
         let modes = self.modes.iter().filter(|_| site.edu.is_some());
         modes
@@ -50,7 +50,9 @@ impl Guests {
 
     fn run(&self, mode: &Mode, kernel: Kernel, site: &Site, name: &str) -> Result<Measured> {
         let image = if kernel == Kernel::Modular { &site.modular } else { &site.modular_stock };
-        let image = image.as_ref().context("there is no kernel with modules; start this by scripts/bench")?;
+        let image = image
+            .as_ref()
+            .context("CAROM_MODULAR_KERNEL or CAROM_MODULAR_STOCK_KERNEL is not set; start this by scripts/bench")?;
         let file = format!("{}.ko", self.module);
         // A module is in the directory of its kernel.
         let path = image.with_file_name(&file);
@@ -100,7 +102,7 @@ fn read(file: &Path) -> String {
 pub(crate) fn parse(text: &str) -> Result<Counts> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
-        let [number, what, _, _, median, _] = words[..] else { bail!("a line must have six words") };
+        let [number, what, _, _, median, _] = words[..] else { bail!("the line does not have six words") };
         Ok(((number.parse()?, what.into()), median.parse()?))
     };
     text.lines().map(|text| line(text).with_context(|| format!("cannot parse the emulator's line {text:?}"))).collect()
@@ -109,7 +111,7 @@ pub(crate) fn parse(text: &str) -> Result<Counts> {
 /// Returns the median of the counts up to a mark.
 pub(crate) fn median(counts: &Counts, number: usize, what: &str) -> Result<f64> {
     let count = counts.get(&(number, what.into())).copied().map(figure);
-    count.with_context(|| format!("no count of {what} of mark {number}"))
+    count.with_context(|| format!("the emulator's output has no count of {what} for mark {number}"))
 }
 
 #[cfg(test)]

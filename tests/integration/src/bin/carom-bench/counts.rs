@@ -45,8 +45,8 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
     MODES.iter().filter(wanted).map(|mode| against_empty(mode, cells.clone(), estimate(&cells), row)).collect()
 }
 
-/// Returns the work of a guest that runs [`EMPTY`] and then other cells. `row` makes a row of the results of another cell
-/// and of the empty cell.
+/// Returns the work of a guest that runs [`EMPTY`] and then other cells. For each other cell, `row` makes a row from the results
+/// of this cell and of [`EMPTY`].
 pub(crate) fn against_empty(
     mode: &'static Mode,
     cells: Vec<Cell>,
@@ -119,7 +119,7 @@ mod tests {
         let figure = |name: &str| row.figures[name];
         assert!((figure("exits") - 3.0).abs() < 1e-9 && (figure("map_requests") - 1.0).abs() < 1e-9, "{row:?}");
         assert_eq!((figure("window_add_requests"), figure("copied_bytes")), (0.0, 0.0));
-        // The row is recognized by its keys, not by its position: failed cells have no rows.
+        // The row of [`EMPTY`] is found by its keys. Its position varies, because failed cells have no rows.
         assert!(is_empty(&row));
     }
 

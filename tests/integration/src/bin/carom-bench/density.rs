@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Maximum number of guests, each with a drive, on a host of fixed memory. Guests are added until the memory is exhausted.
+//! Maximum number of guests, each with a drive, that a host with a fixed amount of memory sustains. Guests are added until the
+//! host does not sustain them.
 
 use std::fs;
 use std::thread;
@@ -29,7 +30,7 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("density", "mode", SHOWN, work).once();
 
-/// Host that runs more and more guests of a mode.
+/// Limits of the host that runs the guests of a mode.
 struct Host {
     /// Memory for all VMMs, in MiB.
     memory_mib: u64,
@@ -39,7 +40,7 @@ struct Host {
     most: usize,
 }
 
-/// Number of measured lines of each guest.
+/// Number of the guest's output lines in a measurement. Each line reports two seconds of work.
 const LINES: usize = 2;
 
 /// Maximum time for guests to become ready.
@@ -49,10 +50,10 @@ const READY_TIME: Duration = Duration::from_secs(60);
 /// guests.
 const READY_TIME_AT_LIMIT: Duration = Duration::from_secs(20);
 
-/// Maximum time for the measured lines.
+/// Maximum time in which each guest must print these lines.
 const LINES_TIME: Duration = Duration::from_secs(40);
 
-/// Swap-in above this value counts as swapping, in MiB.
+/// Memory in MiB that the host may read back from swap during a measurement. If it reads more, it does not sustain the guests.
 const SWAP_IN_MIB: f64 = 1.0;
 
 /// Maximum latency, as a multiple of the first guests' latency.
@@ -62,7 +63,7 @@ const LATENCY_RATIO: f64 = 2.0;
 /// guests.
 const LATENCY_FLOOR_US: f64 = 50_000.0;
 
-/// Maximum number of measurements of guests that are too slow. The best measurement counts.
+/// Maximum number of measurements if the guests are too slow. The measurement with the lowest latency counts.
 const TRIES: usize = 3;
 
 fn work(scope: Scope, site: &Site) -> Vec<Work> {
@@ -98,8 +99,8 @@ fn of_mode(mode: Mode, scope: Scope) -> Work {
     Work { name: mode.name.into(), estimate, run: Box::new(run) }
 }
 
-/// Returns the rows of a mode, one for each number of guests. The last row has the first number of guests that the host does
-/// not sustain, unless the drives are used up before.
+/// Returns the rows of a mode, one for each number of guests. The last row is for the first number of guests that the host does
+/// not sustain, unless the maximum number of guests or of drives comes first.
 fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> {
     let program = fs::read(site.tenant.as_ref().context("CAROM_TENANT is not set; start this by scripts/bench")?)
         .context("cannot read CAROM_TENANT")?;
@@ -125,7 +126,7 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
         let mut row = Row::new([("mode", mode.name.into()), ("guests", wanted.into())], []);
         let mut come = ready(&mut tenants, begun, &group);
         if let Err(Stop::Hung(number, why)) = &come {
-            // An emulated guest sometimes hangs, here as in runs of a single guest.
+            // An emulated guest sometimes hangs, whatever it does. Start it again, as other measurements do.
             eprintln!("guest {number} of {} hung and is started again; {why}", mode.name);
             measured.retries += 1;
             let number = *number;
@@ -141,7 +142,9 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
                 first_p99.get_or_insert(window.p99_us());
                 let fits = window.fits(limit_us);
                 if window.wrong > 0 {
-                    measured.failures.push(format!("{}: {} blocks or pages were wrong", mode.name, window.wrong));
+                    measured
+                        .failures
+                        .push(format!("{}: {} blocks or pages had wrong contents", mode.name, window.wrong));
                 }
                 row.figures.insert("start_ms".into(), start_ms);
                 row.figures.extend(window.figures(&tenants, &group)?);
@@ -164,9 +167,9 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
     Ok(measured)
 }
 
-/// Reason why no window was measured.
+/// Reason why nothing was measured with this number of guests.
 enum Stop {
-    /// A guest could not get memory, or the kernel killed it for lack of memory.
+    /// A VMM could not get memory, or the kernel killed it for lack of memory.
     NoRoom(String),
     /// The guest with this number does not become ready although there is memory. The text describes what its VMM is doing.
     Hung(usize, String),
@@ -231,7 +234,8 @@ fn ready(tenants: &mut [Background], begun: usize, group: &MemoryGroup) -> Resul
     }
 }
 
-/// Measures a window. If the guests were slower than `limit_us`, measures again and returns the best window.
+/// Measures the guests' work. If a latency exceeds `limit_us` and the host did not swap, measures again, at most [`TRIES`] times
+/// in total. Returns the measurement with the lowest latency.
 fn best_window(tenants: &mut [Background], group: &MemoryGroup, limit_us: f64) -> Result<Window, Stop> {
     let mut best = window(tenants, group)?;
     for _ in 1..TRIES {
@@ -246,9 +250,9 @@ fn best_window(tenants: &mut [Background], group: &MemoryGroup, limit_us: f64) -
     Ok(best)
 }
 
-/// Work of the guests over some time.
+/// Measurement of the guests' work over some time.
 struct Window {
-    /// Lines of all guests.
+    /// Measured lines of all guests.
     lines: Vec<Line>,
     guests: u32,
     swapped_in_mib: f64,
@@ -260,7 +264,7 @@ struct Window {
 fn window(tenants: &mut [Background], group: &MemoryGroup) -> Result<Window, Stop> {
     let seen =
         tenants.iter_mut().map(|tenant| Ok(tenant::lines(tenant.console()?).len())).collect::<Result<Vec<_>>>()?;
-    // The first new line may cover time before this window.
+    // Skip the first new line, because it may cover time before this measurement.
     let wanted = |before: usize| before + 1 + LINES;
     let (swapped, cpu, start) = (pages_swapped_in()?, cpu_times()?, Instant::now());
     loop {
@@ -273,7 +277,7 @@ fn window(tenants: &mut [Background], group: &MemoryGroup) -> Result<Window, Sto
             break;
         }
         if start.elapsed() > LINES_TIME {
-            return Err(Stop::Other(anyhow!("a guest printed too few lines in {LINES_TIME:?}")));
+            return Err(Stop::Other(anyhow!("a guest printed too few CAROM-TENANT lines in {LINES_TIME:?}")));
         }
         thread::sleep(Duration::from_millis(100));
     }
@@ -291,7 +295,7 @@ fn window(tenants: &mut [Background], group: &MemoryGroup) -> Result<Window, Sto
 }
 
 impl Window {
-    /// Returns the median of the lines' 99th percentiles.
+    /// Returns the median of the 99th latency percentiles that the lines contain.
     fn p99_us(&self) -> f64 {
         median(self.lines.iter().map(|line| line.p99_us)).unwrap_or_default()
     }

@@ -17,7 +17,8 @@ const SHOWN: &[Shown] = &[Shown::new("ns", "time in the engine per request, or p
 
 pub(crate) const TABLE: Table = Table::new("engine", "mappings", SHOWN, work).once();
 
-/// Cases: the request, the number of requests at a time, the number of mappings, and the directory of the benchmark's estimate.
+/// Cases: the requests, the number of requests that the engine handles at a time, the number of existing mappings, and the
+/// directory with the benchmark's estimates.
 const CASES: [(&str, u32, u32, &str); 8] = [
     ("MAP and UNMAP", 1, 100, "map_unmap/100"),
     ("UNMAP, one by one", 1, 10_000, "unmap_batch/alone/1"),
@@ -54,7 +55,7 @@ fn rows(dir: &Path) -> Result<Vec<Row>> {
         let estimates: Value =
             serde_json::from_str(&text).with_context(|| format!("cannot read {}", file.display()))?;
         let ns = estimates["median"]["point_estimate"].as_f64();
-        let ns = ns.with_context(|| format!("{}: there is no median", file.display()))?;
+        let ns = ns.with_context(|| format!("{} contains no median", file.display()))?;
         let of = [("request", request.into()), ("at_once", together.into()), ("mappings", mappings.into())];
         Ok(Row::new(of, [("ns", ns / f64::from(together))]))
     };

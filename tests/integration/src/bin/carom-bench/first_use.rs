@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! First use of an emulated machine's memory. The emulator's host allocates this memory at its first use, which takes
-//! several times as long as later uses. This module uses the memory first, so that the first guests are as fast as later
-//! guests.
+//! First use of an emulated machine's memory. The emulator's host allocates each page at its first use, so the first use takes
+//! several times as long as later uses. This module writes to the memory before the measurement, so that the first guests are as
+//! fast as later guests.
 
 use std::fs;
 use std::hint::black_box;

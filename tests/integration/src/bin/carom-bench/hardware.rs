@@ -42,14 +42,14 @@ impl Range {
     }
 }
 
-/// CPU cost of an event.
+/// CPU time that an event costs, and the source of this figure.
 struct Cost {
     what: &'static str,
     time: Range,
     why: &'static str,
 }
 
-/// An operation without a virtual IOMMU, excluding exits.
+/// CPU cost of an I/O operation without a virtual IOMMU, excluding exits.
 const OPERATION: Cost = Cost {
     what: "operation, in the guest",
     time: range(2500.0, 5000.0),
@@ -63,7 +63,7 @@ const EXIT: Cost = Cost {
 const WAIT: Cost = Cost {
     what: "wait for requests, without their handling",
     time: range(300.0, 8000.0),
-    why: "assumed: a few cache lines if a thread polls; otherwise a thread is woken and goes back to sleep",
+    why: "assumed: a few cache lines if a thread polls; otherwise a thread is woken and sleeps again",
 };
 const HOST_MAP: Cost = Cost {
     what: "mapping in the host",
@@ -87,13 +87,14 @@ const SLOT: Cost = Cost {
 };
 const COSTS: [&Cost; 7] = [&OPERATION, &EXIT, &WAIT, &HOST_MAP, &HOST_UNMAP, &PAGE, &SLOT];
 
-/// Drive of a data centre: operations per second, and bytes per second.
+/// Limits of a typical data-centre drive: operations per second, and bytes per second.
 const DRIVE: (f64, f64) = (1_000_000.0, 7_000.0 * 1_048_576.0);
 
-/// Slots and buffers that copies use in turn: one for each operation in flight. They may be in the CPU's caches.
+/// Number of slots, and of buffers, that the fast measurement of copies uses in turn: one for each operation in flight. So few
+/// slots and buffers may fit into the CPU's caches.
 const IN_FLIGHT: usize = 64;
 
-/// Bytes of slots that do not fit into any cache, so that slots and buffers must come from memory.
+/// Bytes of slots in the slow measurement of copies. They do not fit into any cache, so slots and buffers must come from memory.
 const COLD_BYTES: usize = 256 << 20;
 
 /// Counts of one operation of a cell.
@@ -133,7 +134,7 @@ impl Cell {
         f64::from(self.kib) * 1024.0
     }
 
-    /// Returns the additional cost compared with an operation without a virtual IOMMU that has the same exits.
+    /// Returns the cost of the operation in excess of an operation without a virtual IOMMU that has as many exits.
     fn added(&self, copy: Range) -> Range {
         // The driver waits once for the MAP requests of an operation and once for its UNMAP requests. In lazy mode it does
         // not wait for UNMAP requests.
@@ -155,14 +156,15 @@ impl Cell {
         OPERATION.time.plus(EXIT.time.times(self.exits)).plus(self.added(copy))
     }
 
-    /// Returns the operations per second of the drive with one CPU that does nothing else.
+    /// Returns the operations per second with the drive [`DRIVE`] and one CPU, if each operation takes `cpu_ns` of CPU time.
     fn rate(&self, cpu_ns: f64) -> f64 {
         DRIVE.0.min(DRIVE.1 / self.bytes()).min(1e9 / cpu_ns)
     }
 
-    /// Returns the bounds of the ratio of this cell's rate to the rate of `base`, the same cell without a virtual IOMMU.
-    /// Also returns the ratio with all costs in the middle of their bounds. A cost of both cells has the same value in both.
-    /// The drive may limit both rates, so any combination of bounds may give the minimum or the maximum.
+    /// Returns the bounds of the ratio of this cell's rate to the rate of `base`, the same cell without a virtual IOMMU. Also
+    /// returns the ratio with all costs in the middle of their bounds. A cost that both cells have is the same in both. The
+    /// minimum and the maximum can be at any combination of bounds, because the drive may limit either rate, so all combinations
+    /// are tried.
     fn ratio(&self, base: &Self, copy: Range) -> (Range, f64) {
         let common = |exits: f64| OPERATION.time.plus(EXIT.time.times(exits));
         let (own, other, added) = (common(self.exits), common(base.exits), self.added(copy));
@@ -175,16 +177,16 @@ impl Cell {
     }
 }
 
-/// Measures the time per byte of copies of `bytes` from slots to buffers, in ns. One bound is the time if the CPU's caches
-/// may contain slots and buffers. The other bound is the time if the caches contain neither.
+/// Measures the time per byte of copies of `bytes` from slots to buffers, in ns. One bound is measured with few slots and
+/// buffers, which may be in the CPU's caches. The other bound is measured with so many that they must come from memory.
 fn copy_ns(bytes: usize) -> Result<Range> {
     let warm = turns_ns(bytes, bytes * IN_FLIGHT, 201)?;
     let cold = turns_ns(bytes, COLD_BYTES, 7)?;
     Ok(range(warm.min(cold), warm.max(cold)))
 }
 
-/// Measures the time per byte of the fastest of some turns, in ns, because other work on the machine only adds to the time.
-/// A turn copies slots of `span` bytes in total.
+/// Measures the time per copied byte, in ns. A turn copies slots of `span` bytes in total. The fastest of `turns` turns counts,
+/// because other work on the machine only adds to the time.
 fn turns_ns(bytes: usize, span: usize, turns: usize) -> Result<f64> {
     let (slots, mut buffers) = (vec![1_u8; span], vec![0_u8; span]);
     let mut turn = || {
@@ -220,14 +222,15 @@ pub(crate) fn text(results: &Results) -> Result<String> {
     show(&cells, &copies)
 }
 
-/// Formats the tables. `copies` contains the time per copied byte by the operation's KiB, in ns.
+/// Formats the tables. `copies` contains the time per copied byte in ns, for each operation size in KiB.
 fn show(cells: &[Cell], copies: &BTreeMap<u32, Range>) -> Result<String> {
-    let mut text =
-        String::from("Predicted for a host that is not emulated: one CPU, 64 operations in flight, a drive of\n");
+    let mut text = String::from(
+        "Prediction for a host that is not emulated, with one CPU, 64 operations in flight, and a drive of\n",
+    );
     let (operations, bytes) = DRIVE;
     let _ = writeln!(
         text,
-        "{operations} operations per second and {} MiB/s. Figures use the middle of all costs; the bounds are in parentheses.\n",
+        "{operations} operations per second and {} MiB/s. Each figure uses the middle of all costs. The bounds are in parentheses.\n",
         bytes / 1_048_576.0
     );
     let mut costs = markdown::new_table_of(1, ["cost", "ns", "from"]);
@@ -306,7 +309,7 @@ mod tests {
         );
         let lazy = Cell { mode: LAZY.name.into(), ..strict(4) };
         assert!((added.high - lazy.added(COPY).high - WAIT.time.high).abs() < 1e-9);
-        // The driver waits once for all requests of a mapping.
+        // The driver sends all MAP requests of an operation together and waits once, so eight requests add no waits.
         let many = Cell { map_requests: 8.0, host_maps: 8.0, ..strict(64) };
         assert!((many.added(COPY).high - added.high - 7.0 * HOST_MAP.time.high - 15.0 * PAGE.time.high).abs() < 1e-9);
     }

@@ -18,8 +18,8 @@ const SHOWN: &[Shown] = &[Shown::new("instructions", "instructions of the whole 
 
 pub(crate) const TABLE: Table = Table::new("io_instructions", "mode", SHOWN, work).once();
 
-/// Estimated duration of a guest. The emulator counts from start to end: about seven billion instructions in strict mode,
-/// extrapolated from the cells with blocks of 64 KiB.
+/// Estimated duration of a guest. The emulator counts during the whole time: about seven billion instructions in strict mode.
+/// This number is extrapolated from the cells with blocks of 64 KiB.
 const ESTIMATE: Duration = Duration::from_secs(90);
 
 /// Compared modes.
@@ -32,12 +32,12 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
     modes.map(in_a_guest).collect()
 }
 
-/// Size in KiB and number of operations of a cell, in modes that request mappings from the host for each operation. The largest
-/// size has fewer operations, so that each cell is done before fio's time limit.
+/// Cells in modes whose guests send MAP requests for each operation: the size of an operation in KiB, and the number of
+/// operations. The largest size has fewer operations, so that the cell ends before fio's time limit.
 const ASKING: [(u32, u32); 3] = [(4, 4000), (64, 4000), (128, 2000)];
 
-/// Factor for the number of operations in other modes. Their operations are faster. More operations reduce the effect of
-/// merged interrupts on the result.
+/// Factor for the number of operations in other modes, where operations are faster. With more operations, merged interrupts
+/// affect the result less.
 const MORE: u32 = 4;
 
 /// Returns the cells of a mode.
@@ -96,7 +96,7 @@ mod tests {
             let of = |pattern| [4, 64, 128].map(|kib| (pattern, kib));
             assert_eq!(sizes, [of("read"), of("randwrite")].concat());
             assert!(cells.iter().all(|cell| bytes(cell) <= most), "{cells:?}");
-            // No cell can be mistaken for the empty cell, whose cost is subtracted.
+            // Cells are told apart by their depth: no cell may look like [`EMPTY`], whose cost is subtracted.
             assert!(cells.iter().all(|cell| cell.depth != EMPTY.depth));
         }
     }

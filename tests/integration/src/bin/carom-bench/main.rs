@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The part of `scripts/bench` that runs on the machine with KVM and the NVMe drive: starts the guests, measures and writes JSON.
-//! Other subcommands show tables of the results. The subcommand `demo` does the same for `scripts/demo`.
+//! Other subcommands show tables of the results. The subcommand `demo` does the same work for `scripts/demo`.
 
 mod allocator;
 mod compare;
@@ -75,7 +75,7 @@ enum Action {
         /// Measure only tables with counted instructions.
         #[arg(long)]
         counting: bool,
-        /// Measure only tables that need no guest, and do not describe the guests' machine.
+        /// Measure only tables that need no guest, and write no description of a machine for guests.
         #[arg(long, conflicts_with = "counting")]
         native: bool,
     },
@@ -90,7 +90,7 @@ enum Action {
         #[arg(long, value_name = "BASE")]
         compare: Option<PathBuf>,
     },
-    /// Check that a file has figures to compare a measurement with.
+    /// Check that BASE has figures that the figures of a measurement can be compared with.
     Check {
         /// File of an earlier run.
         base: PathBuf,
@@ -102,7 +102,7 @@ enum Action {
         /// The file that `run` wrote.
         json: PathBuf,
     },
-    /// Show the number of guests and of restarted guests, from the results directory.
+    /// Show how many guests were started, and how many of them were started again.
     Tally {
         /// Results directory.
         out: PathBuf,
@@ -128,13 +128,13 @@ enum Demo {
     },
 }
 
-/// Description of a run's machine, and the files of its figures.
+/// Description of a run's machine, and the files for the run's figures.
 #[derive(Debug, Args)]
 struct Files {
     /// Description of the machine.
     #[arg(long, value_name = "TEXT", default_value = "")]
     machine: String,
-    /// File that saves each sample immediately. A later call continues from it.
+    /// File to which each sample is saved immediately. If the file has samples of this run, they are not measured again.
     #[arg(long, value_name = "FILE")]
     samples: PathBuf,
     /// File for the results.
@@ -181,7 +181,7 @@ fn act(action: Action) -> Result<ExitCode> {
             let has_wanted = |base: Results| wanted.iter().any(|table| base.tables.contains_key(*table));
             ensure!(
                 read(&base).is_ok_and(has_wanted),
-                "--compare {}: must be the --json file of a run with one of the tables {}",
+                "--compare {}: is not the --json file of a run that measured one of the tables {}",
                 base.display(),
                 wanted.join(", ")
             );
@@ -212,7 +212,7 @@ fn read<R: DeserializeOwned>(json: &Path) -> Result<R> {
 /// Part of the tables to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// All tables. Samples of the other parts are already in the file of samples.
+    /// All tables. Runs of the other parts have already saved their samples to the same file.
     All,
     /// Tables with counted instructions.
     Counted,
@@ -252,13 +252,14 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
             (site, versions)
         }
     };
-    // Samples with other peers do not belong to this run, even if Carom is the same.
+    // A sample belongs to this run only if Carom and the VMMs that it is compared with are the same. So the run's name contains
+    // these VMMs.
     let peers = [QEMU, CLOUD_HYPERVISOR, BASE, OTHER].map(|variable| env::var(variable).unwrap_or_default());
     let run = format!("{} {} {peers:?}", scope.name(), versions.get("carom").map_or("", String::as_str));
     let tables: Vec<&Table> = TABLES.iter().filter(|table| measurement.wants(table.name)).collect();
     let steps = sample::steps(&run, rounds_of, &tables, |table| (table.work)(scope, &site));
     let mut steps = match part {
-        // Without a machine for guests, the modes are unknown.
+        // Without a machine for guests, the available modes are unknown, so `--only` is not applied.
         Part::Native => steps,
         _ => sample::only(steps, &measurement.only)?,
     };
@@ -266,7 +267,9 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
     steps.retain(|step| part.has(&step.key.table));
     let mut journal: Journal<Sample> = Journal::open(samples)?;
     if site.rig == "tcg" && steps.iter().any(|step| !journal.has(&step.key)) {
-        eprintln!("the emulated machine's memory is written to once, so that the first guests are not slower");
+        eprintln!(
+            "carom-bench writes once to all free memory of the emulated machine, so that the first guests are not slower than later guests"
+        );
         first_use::use_free_memory()?;
     }
     journal.measure(&steps, |step| measure(step, &site))?;

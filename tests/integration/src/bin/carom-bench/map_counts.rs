@@ -21,9 +21,9 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("map_counts", "mode", SHOWN, work).once();
 
-/// Mapped object, direction, and number of pages of each call, in the order of the module's marks. Each call has one mark
-/// for mapping and one mark for unmapping. The first call maps nothing. Its cost is subtracted from the cost of the other
-/// calls.
+/// Measured calls: the mapped object, the direction, and the number of mapped pages. The order is the order of the module's
+/// marks. Each call has one mark for mapping and one mark for unmapping. The first call maps nothing; its cost is subtracted from
+/// the cost of the other calls.
 const CALLS: [(&str, &str, u32); 5] = [
     ("nothing", "", 0),
     ("page", "to the device", 1),
@@ -76,7 +76,7 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<M
     let bounces = mode.iommu;
     ensure!(
         (bounced >= COUNTED * 4) == bounces,
-        "{bounced} mappings of the device bounced, which is wrong in its mode"
+        "{bounced} mappings of the edu device bounced; they must all bounce if the mode has an IOMMU, and only then"
     );
     let mut rows = Vec::new();
     for (place, (what, direction, data)) in CALLS.into_iter().enumerate().skip(1) {

@@ -24,7 +24,7 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("network", "mode", SHOWN, work);
 
-/// Interface of the host, and the addresses of both ends.
+/// Tap interface of the host, and the addresses of the host and of the guest on this network.
 const TAP: &str = "carombench";
 const HOST: &str = "10.78.1.1";
 const GUEST: &str = "10.78.1.2";
@@ -36,7 +36,7 @@ struct Traffic {
     kind: &'static str,
     /// `to-guest` or `from-guest`.
     direction: &'static str,
-    /// Options of iperf3 in the guest.
+    /// Additional options for the guest's iperf3.
     words: &'static str,
 }
 
@@ -114,7 +114,9 @@ fn measured(outcome: &Outcome, mode: &Mode) -> Result<Measured> {
     }
     for (number, traffic) in TRAFFIC.iter().enumerate() {
         let line = outcome.values("CAROM-STREAM").find_map(|line| line.strip_prefix(&format!("{number} ")));
-        let row = line.context("the guest did not reach this stream").and_then(|line| row(mode, traffic, line));
+        let row = line
+            .context("the console has no CAROM-STREAM line of this stream")
+            .and_then(|line| row(mode, traffic, line));
         match row {
             Ok(row) => measured.rows.push(row),
             Err(error) => {
@@ -125,7 +127,7 @@ fn measured(outcome: &Outcome, mode: &Mode) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Parses iperf3's JSON. Only received data counts.
+/// Parses iperf3's JSON. The figures count received data only.
 fn row(mode: &Mode, traffic: &Traffic, line: &str) -> Result<Row> {
     let report: Value = serde_json::from_str(line).with_context(|| format!("invalid report of iperf3: {line:?}"))?;
     ensure!(report["error"].is_null(), "iperf3: {}", report["error"]);
@@ -146,7 +148,7 @@ fn row(mode: &Mode, traffic: &Traffic, line: &str) -> Result<Row> {
         row.figures.insert("packets_s".into(), packets / number(sum, "seconds")? / 1e3);
         row.figures.insert("lost_percent".into(), number(sum, "lost_percent")?);
     }
-    ensure!(row.figures.values().any(|figure| *figure > 0.0), "nothing arrived");
+    ensure!(row.figures.values().any(|figure| *figure > 0.0), "iperf3 received no data");
     Ok(row)
 }
 
@@ -185,10 +187,10 @@ fn serve(program: &Path) -> Result<KilledOnDrop> {
     let mut command = Command::new(program);
     command.args(["--server", "--bind", HOST]).stdin(Stdio::null()).stdout(Stdio::null());
     let mut server = KilledOnDrop(command.spawn().with_context(|| format!("cannot start {}", program.display()))?);
-    // If the server cannot start, it ends at once. The guest takes longer to start.
+    // A server that cannot start ends immediately. The delay costs nothing, because the guest takes longer to start.
     thread::sleep(Duration::from_millis(200));
     let ended = server.0.try_wait().context("cannot query iperf3's status")?;
-    ensure!(ended.is_none(), "iperf3 ended at once and does not serve at {HOST}: {ended:?}");
+    ensure!(ended.is_none(), "iperf3 ended immediately and does not serve at {HOST}: {ended:?}");
     Ok(server)
 }
 
@@ -214,7 +216,7 @@ mod tests {
         for (line, reason) in [
             (r#"{"error":"unable to connect"}"#, "unable to connect"),
             ("iperf3: not found", "report"),
-            (r#"{"end":{"sum_received":{"bits_per_second":0}}}"#, "nothing arrived"),
+            (r#"{"end":{"sum_received":{"bits_per_second":0}}}"#, "iperf3 received no data"),
             (r#"{"end":{}}"#, "bits_per_second"),
         ] {
             let error = of(0, line).unwrap_err();

@@ -20,13 +20,14 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("pinning", "mode", SHOWN, work).once();
 
-/// Modes with different pinned memory. Without an IOMMU, each VMM pins all memory.
+/// Modes that differ in the amount of pinned memory. No other VMM is measured without an IOMMU, because each VMM pins all memory
+/// then.
 const WANTED: [Mode; 6] = [NO_VIOMMU, STRICT, BOUNCE, BOUNCE_REPORTING, GUEST_PAGES, QEMU_STRICT];
 
 /// Memory that a guest uses and frees, in MiB.
 const FREED_MIB: u32 = 256;
 
-/// Time until freed memory must be back at the host, in seconds.
+/// Time that a guest has to return freed memory to the host, in seconds.
 const RETURN_TIME: u32 = 5;
 
 /// Work of the drive.
@@ -53,7 +54,7 @@ fn free_memory() -> String {
     )
 }
 
-/// Returns the percentage of newly freed guest memory that has gone back to the host.
+/// Returns the percentage of the memory freed by the guest that the host has got back.
 fn returned_percent(outcome: &Outcome) -> Result<f64> {
     let passes = outcome.values("CAROM-VERIFY").count();
     ensure!(passes > 0, "the guest verified no data on the drive while its memory was filled and freed");
@@ -65,12 +66,20 @@ fn returned_percent(outcome: &Outcome) -> Result<f64> {
             .with_context(|| format!("the guest requested no probe with the label '{label}'"))
     };
     let returned = (resident("used")? - resident("freed")?) / 1024.0;
-    let free: Vec<f64> =
-        outcome.values(FREE).map(str::parse).collect::<Result<_, _>>().context("invalid free memory")?;
-    let [before, after] = free[..] else { bail!("expected two values of the guest's free memory, got {}", free.len()) };
-    // fio also allocates and frees memory, but only a little.
+    let free: Vec<f64> = outcome
+        .values(FREE)
+        .map(str::parse)
+        .collect::<Result<_, _>>()
+        .context("a CAROM-FREE line of the console is not a number")?;
+    let [before, after] = free[..] else {
+        bail!("the console has {} lines with the guest's free memory, and not two", free.len())
+    };
+    // The difference includes memory that fio allocates and frees, but only a little.
     let freed = after - before;
-    ensure!(freed > f64::from(FREED_MIB) * 512.0, "the guest has freed {freed} KiB of {FREED_MIB} MiB");
+    ensure!(
+        freed > f64::from(FREED_MIB) * 512.0,
+        "the guest has freed only {freed} KiB; the job frees {FREED_MIB} MiB"
+    );
     Ok(returned / freed * 100.0)
 }
 

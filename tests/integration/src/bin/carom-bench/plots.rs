@@ -26,7 +26,7 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(120, 120, 120),
 ];
 
-/// Sizes in the order of the axis. They are not numbers, so they need an explicit order.
+/// Sizes in ascending order. They are texts, so the axis cannot sort them by value.
 const SIZES: [&str; 6] = ["4k", "16k", "64k", "128k", "256k", "1M"];
 
 /// Plot of a figure of a table against a key, with one line per mode.
@@ -36,18 +36,18 @@ struct Plot<'a> {
     title: String,
     /// Rows of the table.
     rows: Vec<&'a Merged>,
-    /// Key on the axis.
+    /// Key whose values are on the horizontal axis.
     along: &'static str,
     figure: &'static str,
 }
 
-/// Line of a mode. Each point has its place on the axis, the median, the minimum and the maximum.
+/// Line of a mode in a plot. Each point consists of its place on the axis, and the figure's median, minimum and maximum.
 struct Line<'a> {
     mode: &'a str,
     points: Vec<(f64, f64, f64, f64)>,
 }
 
-/// Writes plots to `dir` for figures that were measured at two or more places of the axis.
+/// Writes plots to `dir`. Leaves out a plot if its figure was measured at only one place of the axis.
 ///
 /// # Errors
 /// Fails if a file cannot be written.
@@ -174,7 +174,7 @@ fn draw(file: &Path, title: &str, axis: &[String], lines: &[Line]) -> Result<(),
         .y_label_area_size(60)
         // Space for the names at the ends of the lines.
         .build_cartesian_2d(-0.1..last + last * 0.25, -0.06 * top..top)?;
-    // The axis has text labels below 0.
+    // The labels of the horizontal axis are texts. They are drawn below 0.
     let mut mesh = chart.configure_mesh();
     mesh.disable_x_mesh().x_labels(0).max_light_lines(0).y_label_formatter(&|figure| format!("{figure:.0}")).draw()?;
     let label = |colour: RGBColor| ("sans-serif", 14).into_font().color(&colour);
@@ -201,7 +201,7 @@ fn draw(file: &Path, title: &str, axis: &[String], lines: &[Line]) -> Result<(),
     Ok(())
 }
 
-/// Returns the names of the lines, placed at their ends with enough distance to be readable.
+/// Returns the names of the lines and their places: at the ends of the lines, but far enough apart to be readable.
 fn names(lines: &[Line], top: f64) -> Vec<(String, f64, f64, RGBColor)> {
     let ends = lines.iter().zip(COLOURS.iter().cycle()).filter_map(|(line, colour)| {
         let (at, median, ..) = line.points.last()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cost of growing pools. Compares empty pools with filled pools and with swiotlb's pools. Also compares buffers that are
-//! used once or often with static mapping.
+//! Cost of growing pools. One table part compares empty bounce pools with filled bounce pools, and with swiotlb's pools. The
+//! other part uses a buffer once or often, and compares the modes with a static mapping.
 
 use std::time::Duration;
 
@@ -26,16 +26,16 @@ const SWIOTLB: Mode = Mode { name: "swiotlb", cmdline: "swiotlb=force", ..NO_VIO
 /// Without an IOMMU, with a swiotlb pool of 1 MiB, which the kernel enlarges at run time (`CONFIG_SWIOTLB_DYNAMIC`).
 const SWIOTLB_DYNAMIC: Mode = Mode { name: "swiotlb-dynamic", cmdline: "swiotlb=512,force", ..NO_VIOMMU };
 
-/// Modes with a pool, and a mode without a pool.
+/// Modes of the comparison of pools. Only the first mode has no pool.
 static POOLS: [Mode; 5] = [NO_VIOMMU, SWIOTLB, SWIOTLB_DYNAMIC, BOUNCE, GUEST_PAGES];
 
-/// Modes that use buffers. The first mode maps them statically.
+/// Modes of the comparison of buffers. The first mode maps all memory statically.
 static BUFFERS: [Mode; 4] = [NO_VIOMMU, BOUNCE, GUEST_PAGES, STRICT];
 
-/// Number of first uses of a buffer. Their median counts.
+/// Number of repetitions of cells that use a buffer once. Their median counts.
 const FIRST_USES: usize = 5;
 
-/// Makes the bounce pools return all their chunks, if there are pools.
+/// Shell lines that make the bounce pools return all their chunks, if the guest has such pools.
 const EMPTY_POOLS: &str = r#"
 for pool in /sys/kernel/debug/iommu_bounce/domain*; do
     [ -e "$pool/idle_ms" ] || continue
@@ -49,14 +49,14 @@ for pool in /sys/kernel/debug/iommu_bounce/domain*; do
     echo 10000 >"$pool/idle_ms"
 done"#;
 
-/// Kind of a cell, which its row contains.
+/// State of the pool before a cell. Each row contains this as a key.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
-    /// The pool is empty before the cell, if the mode has a pool that can be emptied.
+    /// The pool is empty, if the mode's pool can be emptied.
     Empty,
-    /// The pool is filled, because the same cell has just run.
+    /// The pool is filled: the same cell has just run.
     Filled,
-    /// A buffer is used this many times. The pool is empty before the first use.
+    /// The pool is empty before the first use of a buffer, and the cell uses the buffer this many times.
     Uses(u32),
 }
 
@@ -66,7 +66,7 @@ fn work(scope: Scope, _: &Site) -> Vec<Work> {
     pools.chain(buffers).collect()
 }
 
-/// Returns each cell twice, first with an empty pool.
+/// Returns the cells of the comparison of pools. Each cell runs twice: with an empty pool, and then with a filled pool.
 fn pools(scope: Scope) -> Vec<(Cell, Kind)> {
     let seconds = if scope == Scope::Quick { 1 } else { 2 };
     let cell = |pattern: Pattern, kib, depth, jobs| {
@@ -77,7 +77,8 @@ fn pools(scope: Scope) -> Vec<(Cell, Kind)> {
     [READ, WRITE].into_iter().flat_map(of).collect()
 }
 
-/// Returns the cells. Each cell reads to one buffer. Cells that would take minutes in strict mode are left out.
+/// Returns the cells of the comparison of buffers. Each cell reads to one buffer. In strict mode, leaves out cells that would
+/// take minutes.
 fn buffers(scope: Scope, mode: &Mode) -> Vec<(Cell, Kind)> {
     let slow = *mode == STRICT;
     let sizes: &[(u32, &[u32])] = match scope {

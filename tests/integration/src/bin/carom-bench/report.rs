@@ -17,7 +17,7 @@ pub(crate) fn text(results: &Results) -> String {
     let rounds = match results.rounds {
         1 => "one round".to_owned(),
         rounds => {
-            format!("medians of {rounds} interleaved rounds (minimum to maximum), or of one round if there is no range")
+            format!("medians of {rounds} interleaved rounds (minimum–maximum); without parentheses: one round")
         }
     };
     let mut text = head(&results.machine, &results.versions);
@@ -27,7 +27,7 @@ pub(crate) fn text(results: &Results) -> String {
         let Some(rows) = results.tables.get(table.name) else { continue };
         for shown in table.shown {
             let of_it = rows.iter().filter(|row| row.spread.contains_key(shown.figure));
-            // Rows with other keys get their own table.
+            // Rows with different sets of keys are in separate tables.
             for rows in by_keys(table, of_it) {
                 let _ = write!(text, "\n{}: {}\n\n{}", table.name, shown.title, side_by_side(table, shown, &rows));
             }
@@ -40,20 +40,20 @@ pub(crate) fn text(results: &Results) -> String {
     text + "\n" + &tail(results.retries, &results.failures)
 }
 
-/// Returns the lines with the origin of the figures.
+/// Returns lines that describe the machine and the versions of the measured programs.
 pub(crate) fn head(machine: &Machine, versions: &BTreeMap<String, String>) -> String {
     let versions: Vec<String> = versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
     let Machine { host, rig, kernel, .. } = machine;
     format!("Machine: {host}; rig: {rig}; {kernel}\nVersions: {}\n", versions.join("; "))
 }
 
-/// Returns the lines with failures.
+/// Returns lines with the number of restarted guests and with the failures.
 pub(crate) fn tail(retries: u32, failures: &[String]) -> String {
     let failures: String = failures.iter().map(|failure| format!("FAILED: {failure}\n")).collect();
     format!("Guests that were started again: {retries}\n{failures}")
 }
 
-/// Groups the rows by their sets of keys.
+/// Groups the rows by the names of their keys.
 fn by_keys<'row>(table: &Table, rows: impl Iterator<Item = &'row Merged>) -> Vec<Vec<&'row Merged>> {
     let names = |row: &'row Merged| -> Vec<&'row String> { keys(table, row).into_iter().map(|(key, _)| key).collect() };
     let mut parts: Vec<Vec<&Merged>> = Vec::new();
@@ -94,7 +94,7 @@ fn side_by_side(table: &Table, shown: &Shown, rows: &[&Merged]) -> String {
     markdown::finish(&text)
 }
 
-/// Returns the keys of a row, except `table.across`: the fields that are not figures.
+/// Returns the keys of a row, except `table.across`. All fields that are not figures are keys.
 fn keys<'row>(table: &Table, row: &'row Merged) -> Vec<(&'row String, &'row Value)> {
     row.fields.iter().filter(|(key, _)| *key != table.across && !row.spread.contains_key(*key)).collect()
 }

@@ -24,7 +24,7 @@ pub(crate) struct Results {
     pub(crate) rounds: u32,
     /// Tables by name.
     pub(crate) tables: BTreeMap<String, Vec<Merged>>,
-    /// Summary of the tables by name: medians over the rounds.
+    /// Figures of the summary by name: medians over the rounds.
     pub(crate) summary: BTreeMap<String, f64>,
     /// Rounds and spread of each figure of the summary.
     pub(crate) summary_measured: BTreeMap<String, Measured>,
@@ -34,7 +34,7 @@ pub(crate) struct Results {
     pub(crate) retries: u32,
 }
 
-/// Row that combines its rounds.
+/// Row of a table, combined from the samples of all rounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Merged {
     /// Keys, and the medians of the figures.

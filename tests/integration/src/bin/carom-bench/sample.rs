@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sample: the result of a piece of work in one round.
+//! Sample: the result of a piece of work (usually of one guest) in one round.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use crate::table::{Measured, Row, Table, Work};
 /// Key of a sample.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Key {
-    /// Selection and version of the run. The file may contain samples of other runs, which are not used.
+    /// Name of the run: the selection of cells, Carom's version, and the VMMs for comparison. The file may contain samples of
+    /// other runs, which are not used.
     pub(crate) run: String,
     pub(crate) table: String,
     pub(crate) work: String,
@@ -38,7 +39,7 @@ impl journal::Sample for Sample {
     }
 }
 
-/// Work in one round.
+/// Piece of work in one round.
 pub(crate) struct Step {
     pub(crate) key: Key,
     pub(crate) work: Work,
@@ -60,8 +61,8 @@ impl journal::Step for Step {
     }
 }
 
-/// Returns all work of a run. Each round contains the work of all tables that have this many rounds. Work to be compared is
-/// adjacent.
+/// Returns all work of a run, round by round. A table that has fewer rounds than others is not in the later rounds. Pieces of
+/// work that are compared are adjacent.
 pub(crate) fn steps(
     run: &str,
     rounds: impl Fn(&Table) -> u32,
@@ -95,13 +96,12 @@ pub(crate) fn only(steps: Vec<Step>, modes: &[String]) -> Result<Vec<Step>> {
     Ok(steps.into_iter().filter(wanted).collect())
 }
 
-/// Returns the samples with the requested keys. The file may contain samples of the run's other parts, which count, and of other
-/// runs, which do not.
+/// Returns the samples with the requested keys. `samples` may also contain samples of other runs, which are left out.
 pub(crate) fn of<'a>(samples: &'a [Sample], asked: &[Key]) -> Vec<&'a Sample> {
     samples.iter().filter(|sample| asked.contains(&sample.key)).collect()
 }
 
-/// Returns all rows of a table, with their rounds.
+/// Returns all rows of a table, each with its round.
 pub(crate) fn rows<'a>(samples: &'a [&Sample], table: &'a str) -> impl Iterator<Item = (u32, &'a Row)> {
     let of_it = samples.iter().filter(move |sample| sample.key.table == table);
     of_it

@@ -26,7 +26,7 @@ const LENT_PAIRS: [(&str, &str); 2] = [("lent", "no-viommu"), ("lent", "bounce")
 /// Suffix of the modes of the other build of Carom.
 const BASE_VMM: &str = "-base-vmm";
 
-/// Table for comparison with the other build: its name, the keys of its rows, and its figures.
+/// Table whose figures are compared with the other build of Carom: the table's name, the keys of its rows, and these figures.
 type OfBase = (&'static str, &'static [&'static str], &'static [&'static str]);
 const OF_BASE: [OfBase; 5] = [
     ("throughput", &["pattern", "size", "depth", "jobs"], &["iops"]),
@@ -62,7 +62,7 @@ pub(crate) struct Summary {
     pub(crate) measured: BTreeMap<String, Measured>,
 }
 
-/// Summarizes all samples.
+/// Calculates the summary of all samples.
 pub(crate) fn of(samples: &[&Sample]) -> Summary {
     let mut figures = Figures::default();
     operations(samples, "throughput", &PAIRS, &mut figures);
@@ -80,7 +80,7 @@ pub(crate) fn of(samples: &[&Sample]) -> Summary {
     figures.summary()
 }
 
-/// Figures of all rounds.
+/// Figures of the summary by name, each with its values in all rounds.
 #[derive(Default)]
 struct Figures(BTreeMap<String, Vec<f64>>);
 
@@ -102,8 +102,8 @@ impl Figures {
     }
 }
 
-/// Comparison of two rows of a table in the same round. The rows have equal values for all keys in `same`, and both have the
-/// figure.
+/// Comparison of rows for which `own` is true with rows for which `base` is true. Two rows are compared if they are of the same
+/// table and round, have equal values for all keys in `same`, and both have the figure.
 struct Against<'a> {
     table: &'a str,
     own: &'a dyn Fn(&Row) -> bool,
@@ -113,7 +113,7 @@ struct Against<'a> {
 }
 
 impl Against<'_> {
-    /// Calls `each` with each row, its figure, and the figure of the row to compare with.
+    /// Calls `each` for each comparison, with the row, its figure, and the figure of the base row.
     fn each(&self, samples: &[&Sample], mut each: impl FnMut(&Row, f64, f64)) {
         let all: Vec<(u32, &Row)> = rows(samples, self.table).collect();
         for (round, row) in all.iter().filter(|(_, row)| (self.own)(row)) {
@@ -138,7 +138,7 @@ fn operations(samples: &[&Sample], table: &str, pairs: &[(&str, &str)], figures:
     }
 }
 
-/// Adds ratios to the other build of Carom, as `base_TABLE_MODE_KEYS_FIGURE`.
+/// Adds the ratios of figures to those of the other build of Carom, as `base_TABLE_MODE_KEYS_FIGURE`.
 fn against_base(samples: &[&Sample], figures: &mut Figures) {
     for (table, keys, names) in OF_BASE {
         // The table of VMMs has VMMs as keys. The other tables have modes.
@@ -183,7 +183,7 @@ fn sandbox(samples: &[&Sample], figures: &mut Figures) {
     });
 }
 
-/// Adds the fraction of speed that a buffer loses compared with static mapping, as `slowdown_MODE_BUFFER_USES`.
+/// Adds the fraction of its speed that the use of a buffer loses compared with static mapping, as `slowdown_MODE_BUFFER_USES`.
 fn slowdown(samples: &[&Sample], figures: &mut Figures) {
     let base = |row: &Row| is(row, "mode", STATIC);
     let own = |row: &Row| !base(row);
@@ -199,7 +199,7 @@ fn slowdown(samples: &[&Sample], figures: &mut Figures) {
 struct Curve {
     /// Maximum number of guests that the host sustains.
     guests: f64,
-    /// Maximum operations per second of all guests, over all numbers of guests that the host sustains.
+    /// Maximum operations per second of all guests together, at any number of guests that the host sustains.
     iops: f64,
     /// Operations per second of each guest, at the smallest number of guests.
     slope: f64,

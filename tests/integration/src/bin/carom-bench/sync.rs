@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cost of `dma_sync_*()` for a device that never bounces, in instructions of the guest's kernel with and without the patch. A
-//! module of `guest/bench` makes the calls, and the rig's emulator counts instructions between its marks.
+//! Cost of `dma_sync_*()` for a device that never bounces and for a device that has bounced: instructions of guest kernels with
+//! and without the patch. A module of `guest/bench` makes the calls, and the rig's emulator counts instructions between its
+//! marks.
 
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ const CALLS: [&str; 5] = ["nothing", "single_for_cpu", "single_for_device", "sg_
 /// States of the device, by the module's names.
 const DEVICES: [&str; 2] = ["never-bounced", "has-bounced"];
 
-/// In modes with windows, the guest's drive bounces.
+/// In modes with windows, the guest's drive bounces while the edu device does not.
 static GUESTS: Guests = Guests {
     modes: [
         (Mode { name: "stock", ..STRICT }, Kernel::ModularStock),
@@ -39,7 +40,7 @@ static GUESTS: Guests = Guests {
     measured,
 };
 
-/// Reads from the drive.
+/// Shell lines that read from the drive, and print how many mappings have bounced.
 const JOB: &str = r#"
 dd if=/dev/nvme0n1 of=/dev/null bs=64k count=64 2>/dev/null || exit 91
 echo "CAROM-BOUNCED $(cat /sys/kernel/debug/iommu_bounce/*/stats 2>/dev/null | awk '/^bounced_/ { n += $2 } END { printf "%d\n", n }')"
@@ -51,10 +52,16 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 
 fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<Measured> {
     let lost = outcome.values("CAROM-SYNC-LOST").next().is_some();
-    ensure!(!lost, "the device needs sync calls before it has bounced");
+    ensure!(
+        !lost,
+        "the kernel no longer skips the edu device's sync calls, although none of its mappings has bounced yet"
+    );
     let bounced: u64 =
         outcome.value("CAROM-BOUNCED")?.parse().context("CAROM-BOUNCED in the console is not a number")?;
-    ensure!((bounced > 0) == mode.windows, "{bounced} mappings of the drive bounced, which is wrong in its mode");
+    ensure!(
+        (bounced > 0) == mode.windows,
+        "{bounced} mappings of the drive bounced; they must bounce if the mode has windows, and only then"
+    );
     let mut rows = Vec::new();
     for (place, device) in DEVICES.into_iter().enumerate() {
         let time = |call: &str| {
@@ -85,7 +92,7 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<M
 mod tests {
     use super::*;
 
-    /// Returns an outcome with calls that each take a nanosecond more than the previous call.
+    /// Returns an outcome in which each call takes a nanosecond longer than the previous call.
     fn outcome(bounced: u32) -> Outcome {
         let mut console = format!("CAROM-FIO-VERSION fio-3.33\nCAROM-KERNEL 6.12\nCAROM-BOUNCED {bounced}\n");
         for device in DEVICES {

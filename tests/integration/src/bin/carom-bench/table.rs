@@ -37,9 +37,10 @@ pub(crate) struct Table {
     pub(crate) name: &'static str,
     /// Key whose values are the columns. The other keys identify the rows.
     pub(crate) across: &'static str,
-    /// Shown figures. Each has its own table.
+    /// Figures in the report. The report has a separate table for each.
     pub(crate) shown: &'static [Shown],
-    /// True if a plain run fills the table once by default, because it takes long or its figures vary little.
+    /// True if a plain run measures the table in only one round by default, because the table takes long or its figures vary
+    /// little.
     pub(crate) is_once_enough: bool,
     /// Returns the work of one round.
     pub(crate) work: fn(Scope, &Site) -> Vec<Work>,
@@ -55,7 +56,7 @@ impl Table {
         Self { name, across, shown, is_once_enough: false, work }
     }
 
-    /// Marks the table so that a plain run fills it once by default.
+    /// Makes a plain run measure the table in only one round by default.
     pub(crate) const fn once(mut self) -> Self {
         self.is_once_enough = true;
         self
@@ -101,7 +102,7 @@ impl Row {
     }
 }
 
-/// Part of a table that is measured at once, usually by one guest.
+/// Part of a table that is measured in one step, usually by one guest.
 pub(crate) struct Work {
     /// Name, unique within the table.
     pub(crate) name: String,
@@ -111,7 +112,7 @@ pub(crate) struct Work {
     pub(crate) run: Measure,
 }
 
-/// Function that measures at a site. Its second argument is a name that is unique among the run's guests.
+/// Function that measures at a site. The second argument is a name for guests, which is unique within the run.
 pub(crate) type Measure = Box<dyn Fn(&Site, &str) -> Result<Measured>>;
 
 /// Result of a measurement.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Work of a guest that shares its host with many others: its job, and the lines that it prints
+//! Work of a guest that shares its host with many other guests: the guest's job, and the lines that the job prints
 //! (`tests/integration/guest/tenant.c`).
 
 use carom_integration::workload::WAIT_FOR_NVME;
@@ -13,12 +13,12 @@ const RATE: u32 = 10;
 /// Working set, in MiB.
 const WORKING_SET_MIB: u32 = 96;
 
-/// Times with and without the working set, in seconds. They are long enough that all guests together leave half of the CPUs
-/// idle.
+/// Times that a guest keeps its working set, and does without the working set, in seconds. They are so long that half of the CPU
+/// time stays idle with all guests.
 const HOLD: u32 = 8;
 const REST: u32 = 16;
 
-/// Returns the job of guest `number`. The phases of guests differ.
+/// Returns the job of guest `number`. Each guest starts at another point of the cycle of keeping and freeing memory.
 pub(crate) fn job(number: usize) -> String {
     let phase = number * 10 % 24;
     format!("{WAIT_FOR_NVME}exec tenant /dev/nvme0n1 {RATE} {WORKING_SET_MIB} {HOLD} {REST} {phase}\n")

@@ -20,7 +20,7 @@ const VMM_CPU: Shown = Shown::new("vmm_cpu_us", "CPU time of the VMM outside the
 
 pub(crate) const TABLE: Table = Table::new("throughput", "mode", &[IOPS, LATENCY, GUEST_CPU, VMM_CPU], work);
 
-/// Figures of tables about operations per second and their cost for the guest.
+/// Figures of tables that show operations per second, and the guest's CPU time per operation.
 pub(crate) const SHOWN: &[Shown] = &[IOPS, GUEST_CPU];
 
 /// RAM of each guest.
@@ -29,7 +29,7 @@ pub(crate) const RAM_MIB: u32 = 1024;
 /// Time from the VMM's start to the first cell, plus the time from the last cell to the VMM's end.
 pub(crate) const AROUND: Duration = Duration::from_secs(10);
 
-/// Maximum number of cells per guest. This limits the loss if a guest hangs.
+/// Maximum number of cells per guest. If a guest hangs, only these cells are lost.
 const AT_A_TIME: usize = 30;
 
 /// Modes of a quick run.
@@ -177,7 +177,7 @@ pub(crate) fn row(mode: &Mode, cell: &Cell, done: &Done) -> Row {
         ("copied_bytes", done.copied_bytes / done.operations),
     ];
     let mut row = Row::new(of(mode, cell), figures);
-    // Unlike in the table of counts, the cost of starting and ending fio is included here.
+    // Unlike in the table `counts`, these counts include the start and the end of fio.
     for (name, count) in counters::in_cell(done) {
         row.figures.insert(name.into(), count / done.operations);
     }

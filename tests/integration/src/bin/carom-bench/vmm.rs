@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Figures of the VMMs themselves: start, memory, size, API.
+//! Figures of the VMMs themselves: start time, memory, size of the program, speed of the API.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ const CALLS: usize = 200;
 /// Maximum time until the API answers.
 const API_TIME: Duration = Duration::from_secs(120);
 
-/// Guest that each VMM starts.
+/// Guest whose start is measured, and its VMM.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Started {
     vmm: Vmm,
@@ -84,7 +84,7 @@ impl Form {
 }
 
 impl Started {
-    /// Returns all guests to compare at this site. The VMMs with equal guests are adjacent.
+    /// Returns all guests to compare at this site. Equal guests on different VMMs are adjacent.
     pub(crate) fn all(site: &Site) -> Vec<Self> {
         let vmms = [Vmm::Carom, Vmm::Base, Vmm::Qemu, Vmm::CloudHypervisor, Vmm::Other];
         let forms = [Form::BzImage, Form::Vmlinux];
@@ -175,7 +175,7 @@ fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Res
     let dir = tempfile::tempdir().context("cannot create a directory for files")?;
     let outcome = table::run(started.guest(site, name, &job, dir.path())?, estimate, site)?;
     let idle = outcome.probes.first().context("the guest requested no probe of the VMM")?;
-    ensure!(idle.own_bytes > 0, "cannot read the VMM's memory");
+    ensure!(idle.own_bytes > 0, "cannot read how much memory the VMM uses");
     let mib = f64::from(1 << 20);
     let program = program(started.vmm, site)?;
     let size = fs::metadata(&program).with_context(|| format!("cannot read {}", program.display()))?.len();
@@ -193,12 +193,12 @@ fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Res
     Measured::of(&outcome, vec![row])
 }
 
-/// True if a VMM has Carom's options and API.
+/// True if a VMM has the same options and API as Carom.
 fn is_told_alike(vmm: Vmm) -> bool {
     vmm.is_carom() || vmm == Vmm::CloudHypervisor
 }
 
-/// True if there is another VMM whose template contains this file format.
+/// True if the site has a VMM with a template, and the template accepts a kernel of this format.
 fn boots_other(site: &Site, form: Form) -> bool {
     let placeholder = match form {
         Form::BzImage => Placeholder::Kernel,
@@ -227,8 +227,8 @@ fn program(vmm: Vmm, site: &Site) -> Result<PathBuf> {
     }
 }
 
-/// Measures the time from the start to the first answer, in ms, and the median time of `vmm.ping` over separate connections, in
-/// µs. Carom and Cloud Hypervisor have the same API.
+/// Measures the time from the VMM's start to its first API answer, in ms. Also measures the median time of `vmm.ping`, with a new
+/// connection for each call, in µs. Carom and Cloud Hypervisor have the same API.
 fn figures_of_api(program: &Path) -> Result<[(String, f64); 2]> {
     let dir = tempfile::tempdir().context("cannot create a directory for a socket")?;
     let socket = dir.path().join("api");

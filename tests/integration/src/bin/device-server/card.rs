@@ -63,12 +63,13 @@ fn transmit(ring: &mut Ring, memory: &Memory, mut tap: &File) -> Result<(), Faul
             let _ = tap.write(&[header, data].concat());
         }
     }
-    // Handle messages before the remaining packets.
+    // Handle messages of the front end before the remaining packets.
     ring.kick_again();
     Ok(())
 }
 
-/// Moves packets from the interface to the guest. A packet without a buffer waits here, and later packets wait in the interface.
+/// Moves packets from the interface to the guest. If the guest provides no buffer for a packet, the packet waits in `waiting`,
+/// and later packets wait in the interface.
 fn receive(ring: &mut Ring, memory: &Memory, mut tap: &File, waiting: &mut Option<Vec<u8>>) -> Result<(), Fault> {
     for _ in 0..AT_ONCE {
         if !ring.runs() {

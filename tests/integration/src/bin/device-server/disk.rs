@@ -26,7 +26,7 @@ const MOST: usize = 8 << 20;
 /// Maximum requests of a queue per turn.
 const AT_ONCE: usize = 64;
 
-/// Types of requests, and status values.
+/// Request types, and status values of answers.
 const READ: u32 = 0;
 const WRITE: u32 = 1;
 const FLUSH: u32 = 4;
@@ -48,11 +48,11 @@ pub(crate) fn config(image: &File, queues: usize) -> Result<Vec<u8>> {
 pub(crate) fn serve(image: &File, ring: &mut Ring, memory: &Memory) -> Result<(), Fault> {
     for _ in 0..AT_ONCE {
         let Some(chain) = ring.runs().then(|| ring.chain(memory)).transpose()?.flatten() else { return Ok(()) };
-        // If a translation is missing, the whole request is served again later.
+        // If a translation is missing, this returns early. The whole request is served again when the translation has arrived.
         let written = request(image, memory, &chain)?;
         ring.put_used(memory, &chain, written)?;
     }
-    // Handle messages before the remaining requests.
+    // Handle messages of the front end before the remaining requests.
     ring.kick_again();
     Ok(())
 }
@@ -66,7 +66,7 @@ fn request(image: &File, memory: &Memory, chain: &Chain) -> Result<u32, Fault> {
         given.resize((from + part.len as usize).min(HEADER + MOST), 0);
         memory.read(part.address, &mut given[from..])?;
     }
-    // The last byte is for the status.
+    // The last writable byte is for the status.
     let room = of(true).map(|part| part.len as usize).sum::<usize>().saturating_sub(1).min(MOST);
     let Some((&header, data)) = given.split_first_chunk::<HEADER>() else { return Ok(0) };
     let [a, b, c, d, _, _, _, _, sector @ ..] = header;

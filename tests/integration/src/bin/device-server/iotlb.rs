@@ -26,7 +26,7 @@ struct Entry {
     access: u8,
 }
 
-/// Known translations.
+/// Translations that the front end has sent, and denied accesses.
 #[derive(Default)]
 pub(crate) struct Iotlb {
     entries: BTreeMap<u64, Entry>,
@@ -75,7 +75,7 @@ impl Iotlb {
                 self.entries.retain(|start, entry| *start > last || entry.last < iova);
                 Ok(Applied::Invalidate)
             }
-            other => bail!("the front end sent an invalid IOTLB message: {other:?}"),
+            other => bail!("the front end sent an IOTLB message with invalid access and type bytes: {other:?}"),
         }
     }
 }

@@ -34,13 +34,13 @@ struct Options {
     /// Image of the disk to serve
     #[arg(long, value_name = "FILE")]
     disk: Option<PathBuf>,
-    /// Number of queues; packets for the guest go to the first pair
+    /// Number of queues; a card sends packets to the guest through the first pair of queues only
     #[arg(long, value_name = "N", default_value_t = 2)]
     queues: u16,
-    /// Translate addresses, with the front end's IOTLB messages
+    /// Translate all addresses by the front end's IOTLB messages
     #[arg(long)]
     iommu: bool,
-    /// Also ask for the translation of this address, for reading, when the first queue starts
+    /// When the first queue starts, also request a translation of this address for reading
     #[arg(long, value_name = "ADDRESS", requires = "iommu")]
     probe: Option<u64>,
     /// Do not confirm that translations were removed
@@ -51,7 +51,7 @@ struct Options {
 fn device(options: &Options) -> Result<Device> {
     if let Some(path) = &options.disk {
         let image = File::options().read(true).write(true).open(path);
-        return image.map(Device::Disk).with_context(|| format!("cannot open {}", path.display()));
+        return image.map(Device::Disk).with_context(|| format!("--disk: cannot open {}", path.display()));
     }
     let tap = File::from(rustix::io::dup(rustix::stdio::stdin())?);
     fcntl_setfl(&tap, OFlags::RDWR | OFlags::NONBLOCK)

@@ -76,7 +76,7 @@ impl Memory {
         Ok(region.guest + (user - region.user))
     }
 
-    /// Returns memory at `address` for `access`, up to `len` bytes.
+    /// Returns up to `len` bytes of memory at `address`, if the device may access them with `access`.
     fn slice(&self, address: u64, len: usize, access: u8) -> Result<VolatileSlice<'_>, Fault> {
         let denied = Fault::Denied(address);
         let (target, most) = match &self.iotlb {

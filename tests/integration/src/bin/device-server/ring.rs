@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Split virtqueue (virtio 1.3, section 2.7), without indirect descriptors. Its chains are used in order.
+//! Split virtqueue (virtio 1.3, section 2.7), without indirect descriptors. The device uses the chains in the order in which they
+//! became available.
 
 use std::fs::File;
 use std::io::Write;
@@ -44,7 +45,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// True if chains may be taken.
+    /// True if the ring is started and enabled, so that chains may be taken.
     pub(crate) fn runs(&self) -> bool {
         self.is_enabled && self.kick.is_some() && self.size != 0
     }
@@ -52,7 +53,7 @@ impl Ring {
     /// Makes the server check the ring again, as if the driver had kicked.
     pub(crate) fn kick_again(&mut self) {
         if let Some(kick) = &mut self.kick {
-            // The write fails if the event counter is full. The ring is checked then anyway.
+            // The write fails if the event counter is full. Then the ring is checked anyway.
             let _ = kick.write(&1u64.to_ne_bytes());
         }
     }
@@ -64,7 +65,7 @@ impl Ring {
         }
         let head = memory.short(self.available + 4 + 2 * u64::from(self.next % self.size))?;
         let (mut parts, mut index) = (Vec::new(), head);
-        // A circular chain also ends.
+        // The limit also ends a circular chain.
         while parts.len() < self.size.into() {
             let mut descriptor = [0; 16];
             memory.read(self.descriptors + 16 * u64::from(index), &mut descriptor)?;
@@ -94,7 +95,7 @@ impl Ring {
         if memory.short(self.available)? & NO_INTERRUPT == 0
             && let Some(call) = &mut self.call
         {
-            // The write fails if the event counter is full. The driver has been notified then anyway.
+            // The write fails if the event counter is full. Then an earlier notification is still pending.
             let _ = call.write(&1u64.to_ne_bytes());
         }
         Ok(())

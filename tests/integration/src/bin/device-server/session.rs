@@ -25,7 +25,7 @@ const BACKEND_REQ: u64 = 1 << 5;
 /// Maximum number of memory regions.
 const REGIONS: u64 = 64;
 
-/// Behaviour of the server.
+/// Behaviour of the server, from its options.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manner {
     /// True if addresses are translated.
@@ -102,7 +102,8 @@ impl Session {
         let channel = self.channel.as_ref().context(
             "cannot receive a translation: the front end has set up no channel for requests (SET_BACKEND_REQ_FD)",
         )?;
-        let answer = protocol::receive(channel)?.context("the front end closed the channel")?;
+        let answer = protocol::receive(channel)?
+            .context("the front end closed the channel for requests (SET_BACKEND_REQ_FD)")?;
         if let (Some((address, access)), Some(iotlb), true) =
             (self.asked.take(), &mut self.memory.iotlb, answer.quad(0)? != 0)
         {
@@ -117,7 +118,7 @@ impl Session {
             Ok(()) => Ok(()),
             Err(Fault::Unknown(address, access)) => self.ask(address, access),
             Err(Fault::Denied(address)) => bail!(
-                "the driver uses address {address:#x}, but this address has no memory or the front end denies the access"
+                "the driver uses address {address:#x}, but no memory is at this address, or the front end denies the access"
             ),
         }
     }
@@ -153,7 +154,8 @@ impl Session {
                 Some([index, ring.next.into()].map(u32::to_ne_bytes).concat())
             }
             _ => {
-                self.set(message).with_context(|| format!("cannot serve request {request} of the front end"))?;
+                self.set(message)
+                    .with_context(|| format!("cannot handle the front end's vhost-user request {request}"))?;
                 needs_reply.then(|| vec![0; 8])
             }
         };
@@ -199,13 +201,15 @@ impl Session {
             request::SET_VRING_CALL => self.ring(message.long(0)?)?.call = message.files.pop(),
             request::SET_VRING_ERR => drop(message.files),
             request::SET_VRING_ENABLE => self.ring(message.long(0)?)?.is_enabled = message.long(4)? != 0,
-            _ => bail!("not supported"),
+            _ => bail!("this server does not support the request"),
         }
         Ok(())
     }
 
     fn ring(&mut self, index: u32) -> Result<&mut Ring> {
-        self.rings.get_mut(usize::try_from(index)?).context("this queue does not exist")
+        self.rings
+            .get_mut(usize::try_from(index)?)
+            .context("the queue of the request does not exist; --queues sets the number of queues")
     }
 }
 

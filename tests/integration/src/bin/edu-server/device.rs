@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Registers of the edu device (QEMU, docs/specs/edu.rst) that the tests' drivers use.
+//! Edu device (QEMU, docs/specs/edu.rst), with the registers that the tests' drivers use.
 
 /// Size of BAR 0, in bytes.
 pub(crate) const BAR_SIZE: u64 = 1 << 20;
@@ -52,11 +52,12 @@ pub(crate) struct Edu {
 }
 
 impl Edu {
-    /// Creates the device in its power-on state. Its addresses have the bits of `mask`.
+    /// Creates the device in its power-on state. Bits of DMA addresses that are not in `mask` are ignored.
     pub(crate) fn new(mask: u64) -> Self {
         let mut config = [0; CONFIG_SIZE];
         let mut set = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
-        // Vendor and device, status (with a capability list), revision and class (other). Then the head of the list, and the interrupt pin.
+        // Vendor and device, status (with a capability list), revision and class (other). The next writes set the head of the
+        // capability list and the interrupt pin.
         set(0x00, &[0x34, 0x12, 0xe8, 0x11, 0, 0, 0x10, 0, 0x10, 0, 0xff, 0]);
         set(0x34, &[0x40]);
         set(0x3d, &[1]);

@@ -2,7 +2,7 @@
 //! vfio-user server whose device behaves like QEMU's edu (docs/specs/edu.rst), for tests of the client.
 //!
 //! It logs the client's requests and the results of its DMA, one line each: `map`, `unmap`, `dma` and `reset`. With each
-//! descriptor, it tries what a malicious server would try: resizing the memory, and writing to read-only memory.
+//! descriptor that it gets, it tries what a malicious server would try: to resize the memory, and to write to read-only memory.
 
 mod device;
 mod protocol;
@@ -37,7 +37,7 @@ struct Options {
 
 fn serve(options: &Options) -> Result<()> {
     let log = match &options.log {
-        Some(path) => File::create(path).with_context(|| format!("cannot create {}", path.display()))?,
+        Some(path) => File::create(path).with_context(|| format!("--log: cannot create {}", path.display()))?,
         None => File::from(rustix::io::dup(rustix::stdio::stdout())?),
     };
     let settings = Settings { mask: u64::MAX >> (64 - options.address_bits), die_at: options.die_at };

@@ -94,7 +94,7 @@ impl Session {
                 payload.extend(b"{\"capabilities\":{\"max_msg_fds\":8,\"max_data_xfer_size\":1048576}}\0");
                 payload
             }
-            // Flags: PCI device, can be reset.
+            // Flags: the device is a PCI device, and can be reset.
             protocol::GET_INFO => numbers(&[16, 3, 9, 5]),
             protocol::GET_REGION_INFO => {
                 let index = message.long(8)?;
@@ -170,12 +170,13 @@ impl Session {
         Ok(Some(reply))
     }
 
-    /// Adds memory. Returns false if it overlaps other memory. Logs forbidden operations that the descriptor permits.
+    /// Adds memory that the client maps. Returns false if the memory overlaps other memory. Logs which forbidden operations the
+    /// client's descriptor permits.
     fn map(&mut self, message: &mut Message) -> Result<bool> {
         let (flags, offset, address, size) = (message.long(4)?, message.quad(8)?, message.quad(16)?, message.quad(24)?);
         let last = address
-            .checked_add(size.checked_sub(1).context("the client sent an empty mapping")?)
-            .context("the client sent a mapping that wraps around")?;
+            .checked_add(size.checked_sub(1).context("the client sent DMA_MAP with a size of 0")?)
+            .context("the client sent DMA_MAP with a range that exceeds the address space")?;
         let before = self.memory.range(..=last).next_back();
         if before.is_some_and(|(start, mapping)| start + (mapping.size - 1) >= address) {
             return Ok(false);
@@ -206,7 +207,8 @@ impl Session {
         self.note(&format!("dma {what} iova={address:#x} len={len} {outcome}"))
     }
 
-    /// Transfers with the client's descriptor. Returns false if there is no descriptor, or if it does not permit the transfer.
+    /// Transfers by access to the client's memory, with the descriptor of that memory. Returns false if there is no descriptor,
+    /// or if the descriptor does not permit the transfer.
     fn by_descriptor(&mut self, transfer: Transfer) -> Result<bool> {
         let Transfer { to_memory, address, offset, len } = transfer;
         let Some((start, mapping)) = self.memory.range(..=address).next_back() else { return Ok(false) };
@@ -243,7 +245,7 @@ impl Session {
         if !to_memory {
             let data = reply.payload.get(16..).filter(|data| data.len() == len);
             self.edu.buffer[offset..offset + len]
-                .copy_from_slice(data.context("the client's answer has the wrong length")?);
+                .copy_from_slice(data.context("the client's answer to DMA_READ has the wrong length")?);
         }
         Ok(true)
     }

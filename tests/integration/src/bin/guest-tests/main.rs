@@ -29,7 +29,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Run the tests of a plain run.
+    /// Run the tests with real guests and devices. Without options, leave out slow tests.
     Integration {
         #[command(flatten)]
         common: Common,
@@ -39,7 +39,7 @@ enum Action {
         /// Skip tests whose name contains this text.
         #[arg(long, value_name = "TEXT")]
         skip: Option<OsString>,
-        /// Run all tests by IOMMUFD, in a rig whose kernel supports it.
+        /// Run all tests with devices by IOMMUFD, in a rig whose kernel supports IOMMUFD.
         #[arg(long)]
         iommufd: bool,
         /// Run on this host instead of the rig.
@@ -51,7 +51,7 @@ enum Action {
         #[command(flatten)]
         common: Common,
     },
-    /// Show the number of guests and of restarted guests. Fails if there were too many restarts.
+    /// Show how many guests were started, and how many of them were started again. Fail if too many were started again.
     Tally {
         /// Results directory.
         out: PathBuf,
@@ -66,13 +66,13 @@ struct Common {
     /// Run only tests whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Test program: its name, the directory of its package, its file (repeatable).
+    /// Test program, by three values: its name, the directory of its package, and its file (repeatable).
     #[arg(long, num_args = 3, value_names = ["NAME", "DIR", "FILE"])]
     program: Vec<PathBuf>,
 }
 
 impl Common {
-    /// Returns the filter as an argument of the tests. Fails if no test's name contains the filter.
+    /// Returns the filter as an argument for the test program. Fails if no test's name contains the filter.
     fn filter_for(&self, tests: &Program) -> Result<Option<OsString>> {
         let Some(filter) = &self.filter else { return Ok(None) };
         ensure!(tests.has_test(filter)?, "--filter: no test's name contains {filter:?}");
@@ -111,7 +111,8 @@ fn act(action: Action, progress: &Progress) -> Result<ExitCode> {
     }
 }
 
-/// Runs the VFIO tests and the guest tests. A complete run in the rig also runs some tests of both programs by IOMMUFD.
+/// Runs the guest tests. In the rig without a filter, also runs the VFIO tests. If the rig's kernel is Debian's, then runs the
+/// VFIO tests and some guest tests once more, by IOMMUFD.
 fn integration(
     common: &Common,
     all: bool,
@@ -147,17 +148,17 @@ fn integration(
     Ok(suites.passed())
 }
 
-/// Limits of a plain run. A silence longer than twice any guest's time limit means that the machine hangs, because each guest is
-/// tried twice.
+/// Limits of a plain run. Each guest is tried twice. So if a machine prints nothing for longer than twice the longest time limit
+/// of a guest, it hangs.
 const PLAIN: Limits = Limits { time: Duration::from_secs(2700), silence: Duration::from_secs(480) };
 
 /// Limits of runs with slow tests. They must also suffice on a busy machine.
 const ALL: Limits = Limits { time: Duration::from_secs(5400), ..PLAIN };
 
-/// Limits of tests that the user names. The duration of some tests is set by a variable.
+/// Limits of tests that the user selects by name. They are generous, because a variable sets the duration of some tests.
 const NAMED: Limits = Limits { time: Duration::from_secs(24 * 3600), ..PLAIN };
 
-/// Limits for guests that are ten times slower.
+/// Limits of the stage `debug`, whose guests are ten times slower.
 const SLOW: Limits = Limits { time: Duration::from_secs(5400), silence: Duration::from_secs(1000) };
 
 fn debug(common: &Common, signals: &Signals, progress: &Progress) -> Result<bool> {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 pub(crate) struct Program {
     /// Name of the test target.
     pub(crate) name: String,
-    /// Directory of the package. cargo would run the tests there.
+    /// Directory of the package. The tests run there, as cargo would run them.
     pub(crate) directory: PathBuf,
     pub(crate) executable: PathBuf,
 }
@@ -20,7 +20,7 @@ impl Program {
     /// Finds the program `name` in a list with three words per program.
     pub(crate) fn find(words: &[PathBuf], name: &str) -> Result<Self> {
         let found = words.chunks_exact(3).find(|program| program[0].as_os_str() == name);
-        let program = found.with_context(|| format!("--program: the test program {name} is missing"))?;
+        let program = found.with_context(|| format!("--program: the test program '{name}' is not among the values"))?;
         Ok(Self { name: name.into(), directory: program[1].clone(), executable: program[2].clone() })
     }
 
@@ -28,7 +28,12 @@ impl Program {
     pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
         let output = Command::new(&self.executable).args(["--list", filter]).stdin(Stdio::null()).output();
         let output = output.with_context(|| format!("cannot start {}", self.executable.display()))?;
-        ensure!(output.status.success(), "{} --list: {}", self.name, String::from_utf8_lossy(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "cannot list the tests of {}: {}",
+            self.name,
+            String::from_utf8_lossy(&output.stderr)
+        );
         Ok(String::from_utf8_lossy(&output.stdout).lines().any(|line| line.ends_with(": test")))
     }
 }

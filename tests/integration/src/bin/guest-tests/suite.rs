@@ -30,7 +30,7 @@ pub(crate) enum Place {
     Here,
 }
 
-/// Limits that end a machine.
+/// Limits after which a machine is ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) time: Duration,
@@ -38,7 +38,7 @@ pub(crate) struct Limits {
     pub(crate) silence: Duration,
 }
 
-/// Runs a command in a machine to its end.
+/// Function that runs a command in an emulated machine until the command or the machine ends.
 pub(crate) type Machine<'a> = Box<dyn Fn(&Options) -> Result<End> + 'a>;
 
 /// Run of several programs.
@@ -51,7 +51,7 @@ pub(crate) struct Suites<'a> {
     /// Number of machines that died.
     died: usize,
     failed: bool,
-    /// Number of programs that have run. The number is part of the names of their records.
+    /// Number in the name of the newest record. Numbers that earlier runs have used in the same directory are skipped.
     runs: usize,
 }
 
@@ -64,8 +64,8 @@ impl<'a> Suites<'a> {
     /// Runs a program with the harness. With `by_iommufd`, runs only its tests with this attribute.
     ///
     /// The emulated machine itself sometimes hangs, whatever runs in it. Then a new machine runs the tests that have not
-    /// finished, including the interrupted test. If a machine finishes no test and dies in the same test as the machine
-    /// before, the run ends.
+    /// finished, including the interrupted test. If a machine finishes no test and dies in the same test as the previous machine,
+    /// this program's run ends.
     pub(crate) fn run(
         &mut self,
         program: &Program,
@@ -96,7 +96,7 @@ impl<'a> Suites<'a> {
             print!("\n{}", unprinted(&record, &before, give_up, start.elapsed()));
             let at_hand = done.at_hand().map(|test| format!(" in {test}")).unwrap_or_default();
             let goes_on = if give_up {
-                "no test has finished since the last machine died"
+                "no test has finished since the previous machine died, so the other tests do not run"
             } else {
                 "the other tests run in a new machine"
             };
@@ -135,7 +135,7 @@ impl<'a> Suites<'a> {
         Ok(())
     }
 
-    /// Prints the number of machines that died. True if all tests passed.
+    /// Prints the number of machines that died, if any. Returns true if all tests passed.
     pub(crate) fn passed(&self) -> bool {
         if self.died > 0 {
             println!("emulated machines that died: {}", self.died);
@@ -154,7 +154,7 @@ impl<'a> Suites<'a> {
             Place::Here => self.start_here(program, arguments, environment)?,
             Place::Rig(kernel) => {
                 if kernel == Kernel::Iommufd {
-                    self.progress.say(&format!("by IOMMUFD: {}", program.name));
+                    self.progress.say(&format!("running the test program {} by IOMMUFD", program.name));
                 }
                 let options = self.options(program, kernel, arguments, environment)?;
                 (self.machine)(&options)?
@@ -218,13 +218,14 @@ fn longest(done: &Done) -> String {
     if words.is_empty() { String::new() } else { format!("longest tests: {}\n\n", words.join(", ")) }
 }
 
-/// Returns the failures and the result of a machine that died or was stopped, and so could not print them.
+/// Returns the failures and the result line of a machine that died or was stopped, so that its test program could not print them.
 fn unprinted(record: &Record, before: &Done, gave_up: bool, time: Duration) -> String {
     let result = result_line(before, &record.done(), gave_up, time);
     format!("{}{result}", new_part(&record.failures(), before))
 }
 
-/// Returns the failures of the machine that has just died.
+/// Returns the failures that the newest machine has recorded. `before` counts the failures of earlier machines, which come first
+/// in `failures`.
 fn new_part(failures: &str, before: &Done) -> String {
     let sections = failures.split_inclusive('\n').filter(|line| line.starts_with("---- ")).count();
     let known = before.count(Outcome::Failed);
@@ -236,8 +237,8 @@ fn new_part(failures: &str, before: &Done) -> String {
     start.map(|(at, _)| format!("failures:\n\n{}\n", &failures[at..])).unwrap_or_default()
 }
 
-/// Returns the result line of a machine that died, in the format of a normal result. `gave_up` counts the interrupted test as
-/// failed.
+/// Returns the result line of a machine that died, in the format of a normal result. If `gave_up` is true, the interrupted test
+/// counts as failed.
 fn result_line(before: &Done, done: &Done, gave_up: bool, time: Duration) -> String {
     let of = |outcome| done.count(outcome).saturating_sub(before.count(outcome));
     let failed = of(Outcome::Failed) + usize::from(gave_up);
@@ -288,8 +289,8 @@ mod tests {
         }
     }
 
-    /// Runs tests in machines. Each pair contains the lines that a machine records, and the end of this machine. Returns the
-    /// number of started machines, the number of dead machines, and true if all passed.
+    /// Runs tests in machines. Each pair contains the lines that a machine records, and the way in which this machine ends.
+    /// Returns the number of started machines, the number of dead machines, and true if all tests passed.
     fn run_in(machines: &[(&str, End)]) -> (usize, usize, bool) {
         let out = tempfile::tempdir().unwrap();
         let (signals, progress) = (Signals::default(), Progress::new("test"));

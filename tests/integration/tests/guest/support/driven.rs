@@ -30,7 +30,7 @@ pub(crate) fn bytes_come_back(name: &str, card: &str, driver: &str, choice: &str
     figures
 }
 
-/// Asserts that nothing bounced, that no memory was requested, and that sync calls still cost nothing.
+/// Asserts that nothing bounced, that the pool requested no memory, and that the kernel still skips the device's sync calls.
 pub(crate) fn assert_left_alone(figures: &Figures) {
     let Figures { bounced, chunk_adds, elision_lost, .. } = *figures;
     assert_eq!((bounced, chunk_adds, elision_lost), (0, 0, 0), "{figures:?}");

@@ -41,7 +41,8 @@ echo "$EDU" >/sys/bus/pci/drivers_probe
 [ -e "/sys/bus/pci/devices/$EDU/driver" ] || { dmesg | tail -n 20; exit 84; }
 "#;
 
-/// Control experiment: the attack on [`VICTIM`] succeeds without protection, so the other tests are meaningful.
+/// Commands of edu-dma for a control experiment: the attack on [`VICTIM`] succeeds without protection. So the other tests show
+/// that the protection works.
 pub(crate) const ATTACK_ON_VICTIM: [&str; 5] =
     ["victim VICTIM 0xa5", "load victim", "victim VICTIM 0x11", "store victim", "victim-count 0xa5"];
 

@@ -65,7 +65,7 @@ impl Drop for Switches {
 pub(crate) struct Merging(Switches);
 
 impl Merging {
-    /// Enables merging at a rate that scans a small guest within seconds.
+    /// Enables merging, and makes the kernel scan a small guest within seconds.
     pub(crate) fn on() -> Self {
         Self(Switches::set(MERGING, &[("pages_to_scan", "1000"), ("sleep_millisecs", "20"), ("run", "1")]))
     }
@@ -81,11 +81,11 @@ impl Merging {
     }
 }
 
-/// Control of the host's collapsing of small pages into huge pages, as long as this value lives.
+/// Control of khugepaged, which collapses small pages of the host into huge pages, as long as this value lives.
 pub(crate) struct Collapsing(Switches);
 
 impl Collapsing {
-    /// Takes control. No pages are collapsed.
+    /// Takes control of khugepaged, and makes it collapse no pages.
     pub(crate) fn paused() -> Self {
         let wanted = [
             // At least half of the small pages must be present.
@@ -97,7 +97,7 @@ impl Collapsing {
         Self(Switches::set(COLLAPSING, &wanted))
     }
 
-    /// Starts collapsing at a rate that scans a small guest within a second or two.
+    /// Makes khugepaged scan a small guest within a second or two.
     pub(crate) fn go_on(&self) {
         self.0.write("scan_sleep_millisecs", "100");
     }

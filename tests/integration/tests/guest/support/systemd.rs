@@ -22,7 +22,7 @@ const TIME: Duration = Duration::from_secs(60);
 /// Directory of units. The host's own units would act on the host: its kernel's modules, binary formats and parameters.
 const UNITS: &str = "etc/systemd/system";
 
-/// Targets that every service waits for. They need no work here.
+/// Targets that every service waits for. Here they have nothing to start.
 const TARGETS: [&str; 4] = ["sysinit.target", "basic.target", "network.target", "shutdown.target"];
 
 /// Units of the host's journal, which records the output of services.
@@ -86,7 +86,7 @@ impl Systemd {
             fs::copy(source, place(path)).unwrap_or_else(|error| panic!("{}: {error}", source.display()));
         }
         for target in TARGETS {
-            // Otherwise, nothing would start the journal before the first service.
+            // Without this line, nothing would start the journal before the first service.
             let wants = if target == "basic.target" { "Wants=systemd-journald.socket\n" } else { "" };
             fs::write(place(&format!("{UNITS}/{target}")), format!("[Unit]\nDefaultDependencies=no\n{wants}")).unwrap();
         }
@@ -153,7 +153,7 @@ impl Systemd {
         said
     }
 
-    /// Starts a unit, which must fail, and returns what it wrote. systemd's own messages are in its result.
+    /// Starts a unit, which must fail. Returns the unit's output, with systemd's messages about the unit.
     pub(crate) fn refused(&self, unit: &str) -> String {
         let (_, said) = self.try_run(&format!("systemctl start {unit}"));
         wait_for(&format!("{unit} has failed: {said}"), || {
@@ -162,7 +162,7 @@ impl Systemd {
         self.log(unit)
     }
 
-    /// Returns what a unit wrote.
+    /// Returns the unit's output from the journal, with systemd's messages about the unit.
     pub(crate) fn log(&self, unit: &str) -> String {
         self.run(&format!("journalctl --sync; journalctl -u {unit} -o cat --no-pager"))
     }

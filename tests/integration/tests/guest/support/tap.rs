@@ -50,7 +50,7 @@ pub(crate) fn open_tap(name: &str, address: &str) -> File {
     call::<TUNSETIFF>(&file, name, &TAP_FLAGS.to_ne_bytes());
     let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
     let address: Ipv4Addr = address.parse().unwrap();
-    // The network mask is the mask of the address class, 8 bits.
+    // The network mask has 8 bits: the kernel uses the mask of the address's class (10.0.0.0/8).
     let address = [&INET.to_ne_bytes()[..], &[0; 2], &address.octets()].concat();
     call::<SIOCSIFADDR>(&socket, name, &address);
     call::<SIOCSIFFLAGS>(&socket, name, &UP.to_ne_bytes());

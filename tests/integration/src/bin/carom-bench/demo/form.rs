@@ -33,7 +33,7 @@ pub(crate) trait Form: Clone + Serialize + DeserializeOwned {
     /// True if the configuration is measured by default.
     fn is_usual(mode: &Mode, site: &Site) -> bool;
 
-    /// Returns the guest's job, which runs when the drive is available.
+    /// Returns the guest's job. The job starts when the drive is available.
     fn job(step: &Step, quick: bool) -> String;
 
     /// Parses the output of the job.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The demo with `--map-time`: the guest's time for mapping and unmapping per GiB that a drive reads, by its kernel's function
-//! profiler. Unlike `dma_map_benchmark`, this measures the real mappings of drivers.
+//! The demo with `--map-time`: the time that the guest spends on mapping and unmapping, per GiB that a drive reads. The function
+//! profiler of the guest's kernel measures this time. Unlike `dma_map_benchmark`, this measures the real mappings of drivers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -58,7 +58,8 @@ impl Form for MapTimes {
         let of = |size: &str, figure: fn(&MapTime) -> f64| {
             median(guests.iter().filter_map(|one| one.times.get(size)).map(figure))
         };
-        // Medians are calculated separately, so the time without overhead is the difference of two medians.
+        // The median of the profiler's overhead is calculated separately, so a time without overhead is the difference of two
+        // medians.
         let profiler = |size: &str| {
             let of = |figure: fn(&ProfilerTime) -> f64| {
                 median(guests.iter().filter_map(|one| one.times.get(size)?.profiler.as_ref()).map(figure))
@@ -95,7 +96,7 @@ fn times_alone(configs: &[Config], figure: impl Fn(&MapTime) -> Option<f64>) -> 
     })
 }
 
-/// Returns a table of `figure`, with the difference to the peer.
+/// Returns a table of `figure`, with the difference from [`PEER`].
 fn times(configs: &[Config], figure: fn(&MapTime) -> f64) -> String {
     let of = |config: &Config, size: &str| config.figures.times.get(size).map(figure);
     let peer = find(configs, PEER);

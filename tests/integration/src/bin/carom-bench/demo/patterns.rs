@@ -58,7 +58,7 @@ impl Form for PatternFigures {
         let windows = outcome.counters.last().map_or(0, |counters| counters.requests.window_add);
         ensure!(
             (windows > 0) == step.mode.windows,
-            "the guest used {windows} window chunks, which is wrong in its mode"
+            "the guest requested {windows} window chunks; it must request chunks if its mode has windows, and none otherwise"
         );
         Ok(Self { fio: workload::pattern_results(outcome)? })
     }

@@ -34,7 +34,7 @@ type BySize = BTreeMap<String, Fio>;
 pub(crate) struct Plain {
     vmm: String,
     fio: BySize,
-    /// Result of one thread, or of two threads in a guest with two jobs.
+    /// Times of mapping one page from the device: in one thread, or in each of two threads if the guest has two jobs.
     dma_map: DmaMap,
     dma_map_to_device: Option<DmaMap>,
     requests: Option<Requests>,
@@ -49,7 +49,7 @@ pub(crate) struct Summary {
     vmm: String,
     /// Figures by block size, for 1 job on 1 vCPU.
     fio: BySize,
-    /// `fio` of each round, if there were several.
+    /// `fio` of each round, if the run had several rounds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     fio_rounds: Vec<BySize>,
     /// Figures by block size, for 2 jobs on 2 vCPUs. Only in a full run.
@@ -57,14 +57,14 @@ pub(crate) struct Summary {
     fio_2_jobs: Option<BySize>,
     /// One page from the device.
     dma_map: DmaMap,
-    /// One page to the device.
+    /// Mapping one page that the device reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dma_map_to_device: Option<DmaMap>,
-    /// One page from the device in each of two threads on 2 vCPUs. Only in a full run.
+    /// Mapping one page that the device writes, in each of two threads on 2 vCPUs. Only in a full run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dma_map_2_threads: Option<DmaMap>,
-    /// Requests of the first round, from the guest's start to the end of fio's reads. Null without a virtio-iommu, or if the
-    /// virtio-iommu does not count.
+    /// Requests to the virtio-iommu in the first round, from the guest's start to the end of fio's reads. Null without a
+    /// virtio-iommu, or if the VMM does not count requests.
     requests: Option<Requests>,
     /// Maximum memory that the VMM had pinned in any round, in bytes.
     pinned_bytes: u64,
@@ -83,7 +83,7 @@ impl Form for Plain {
     const TWO_JOBS: bool = true;
     const FIO: &'static str = "read, direct, libaio, depth 64, 1 job on 1 vCPU";
 
-    /// Includes Cloud Hypervisor only if the site has it.
+    /// Cloud Hypervisor is measured by default only if the site has it.
     fn is_usual(mode: &Mode, site: &Site) -> bool {
         mode.is_at(site)
     }
@@ -171,7 +171,7 @@ impl Form for Plain {
     }
 }
 
-/// Returns the mappings that a guest measures. The result of the first mapping is the figure `dma_map`.
+/// Returns the parameters of the measurements of mapping in a guest. The first result becomes the figure `dma_map`.
 fn mappings(step: &Step) -> &'static [Mapping] {
     if step.two_jobs { &[FROM_DEVICE_TWO_THREADS] } else { &[FROM_DEVICE, TO_DEVICE] }
 }

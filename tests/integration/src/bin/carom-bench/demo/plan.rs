@@ -7,7 +7,7 @@ use carom_integration::measure::mode::{MODES, Mode};
 use carom_integration::{Guest, Site};
 use carom_tools::demo::CONFIGURATIONS;
 
-/// RAM of each guest. The goal for pinned memory assumes this size.
+/// RAM of each guest. The project's goal for pinned memory is for a guest of this size.
 const GUEST_RAM_MIB: u32 = 2048;
 
 /// RAM of each guest, in bytes.
