@@ -149,7 +149,11 @@ pub fn card_job(driver: &str, choice: &str, peer: &Peer<'_>) -> String {
 /// Fails if a card lost or changed bytes.
 pub fn check_same(outcome: &Outcome, cards: usize) -> Result<()> {
     let same: Vec<&str> = outcome.values("CAROM-SAME").collect();
-    ensure!(same == ["large", "small"].repeat(cards), "unexpected results: {same:?}; console:\n{}", outcome.console);
+    ensure!(
+        same == ["large", "small"].repeat(cards),
+        "CAROM-SAME {same:?}: results are missing; console:\n{}",
+        outcome.console
+    );
     Ok(())
 }
 
@@ -199,7 +203,7 @@ fn one(outcome: &Outcome, number: usize, seconds: &str) -> Result<Figures> {
         let key = format!("CAROM-STAT-{name}");
         let text = outcome.values(&key).nth(number);
         let text = text.with_context(|| format!("no {name} of device {number}; console:\n{}", outcome.console))?;
-        text.parse().with_context(|| format!("{name}: {text:?} is not a number"))
+        text.parse().with_context(|| format!("{key}: {text:?} is not a number"))
     };
     Ok(Figures {
         seconds: seconds.parse().with_context(|| format!("CAROM-SECONDS: {seconds:?} is not a number"))?,

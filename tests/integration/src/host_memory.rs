@@ -37,7 +37,7 @@ impl Drop for Swap {
 /// Runs a command and fails unless its exit status is 0.
 fn succeed(command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("cannot start {}", command.get_program().display()))?;
-    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
 
@@ -210,8 +210,9 @@ impl DmaMemory {
 
 /// Returns the number after `key` in the first line that begins with `key`.
 fn number_after(text: &str, key: &str) -> Result<u64> {
-    let value = text.lines().find_map(|line| line.strip_prefix(key)).with_context(|| format!("no {key}in {text}"))?;
-    value.trim().parse().with_context(|| format!("{key}{value}"))
+    let value =
+        text.lines().find_map(|line| line.strip_prefix(key)).with_context(|| format!("no value {key}in:\n{text}"))?;
+    value.trim().parse().with_context(|| format!("not a number: {key}{value}"))
 }
 
 #[cfg(test)]

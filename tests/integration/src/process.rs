@@ -187,7 +187,7 @@ struct Guarded(Child);
 
 impl Guarded {
     fn signal(&self, signal: Signal) -> Result<()> {
-        kill_process(Pid::from_child(&self.0), signal).context("cannot signal the VMM")
+        kill_process(Pid::from_child(&self.0), signal).context("cannot send a signal to the VMM")
     }
 }
 

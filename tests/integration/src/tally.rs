@@ -67,7 +67,7 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "guests: {} started, {} of them started again", self.started, self.again.len())?;
         if self.too_many_again() {
-            write!(f, ": FAILED, as these are more than {FEW} and more than {PERCENT} %")?;
+            write!(f, ": FAILED, because more than {FEW} guests and more than {PERCENT} % were started again")?;
         }
         Ok(())
     }

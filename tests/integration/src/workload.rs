@@ -334,7 +334,7 @@ pub fn check_verified(outcome: &Outcome, times: usize) -> Result<()> {
     let results: Vec<&str> = outcome.values("CAROM-VERIFY").collect();
     ensure!(
         results.len() == times,
-        "{} verified passes instead of {times}; console:\n{}",
+        "the console has {} CAROM-VERIFY lines, but {times} verified passes are expected; console:\n{}",
         results.len(),
         outcome.console
     );

@@ -78,8 +78,8 @@ pub fn tell(text: &str) {
     };
 }
 
-/// Runs the registered tests that the command line selects. With a [`Record`] in the environment, skips the tests that the record
-/// contains, and records the others.
+/// Runs the registered tests that the command line selects. With a [`Record`] in the environment, skips the tests that this
+/// record contains as finished, and records the results of the others.
 pub fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     if let Ok(own) = fcntl_dupfd_cloexec(stderr(), 3) {

@@ -205,8 +205,8 @@ fn result(outcome: &Outcome, number: usize) -> Result<Done> {
     let mut probes = outcome.probes.iter().filter(|probe| probe.label == label).cloned();
     let (before, after) = (probes.next(), probes.next());
     let (before, after) = (
-        before.context("the guest requested no probe before the cell")?,
-        after.context("the guest requested no probe after the cell")?,
+        before.context("the console has no CAROM-PROBE line before the cell")?,
+        after.context("the console has no CAROM-PROBE line after the cell")?,
     );
     let copied = of("CAROM-COPIED")
         .and_then(|rest| rest.split_once(' '))

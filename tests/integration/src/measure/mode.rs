@@ -38,15 +38,15 @@ pub const QEMU_NO_VIOMMU: Mode = beside("qemu-no-viommu", Vmm::Qemu);
 pub const CH_NO_VIOMMU: Mode = beside("ch-no-viommu", Vmm::CloudHypervisor);
 /// Without an IOMMU, on the VMM of the site's template.
 pub const OTHER_NO_VIOMMU: Mode = beside("other-no-viommu", Vmm::Other);
-/// Each mapping ends with its operation.
+/// Strict mode: the guest unmaps each mapping when the mapping's I/O operation ends.
 pub const STRICT: Mode = behind("strict", Vmm::Carom, "iommu.strict=1");
-/// With bounce windows.
+/// Strict mode, with bounce windows.
 pub const BOUNCE: Mode = Mode { name: "bounce", windows: true, ..STRICT };
-/// With bounce windows, and the other kernel for comparison.
+/// With bounce windows, and with the guest kernel for comparison ([`Kernel::Base`]).
 pub const BOUNCE_BASE: Mode = Mode { name: "bounce-base", kernel: Kernel::Base, ..BOUNCE };
 /// With bounce windows, on the other build of Carom for comparison.
 pub const BOUNCE_BASE_VMM: Mode = Mode { name: "bounce-base-vmm", vmm: Vmm::Base, ..BOUNCE };
-/// Each mapping ends with its operation, on the other build of Carom.
+/// Strict mode, on the other build of Carom.
 pub const STRICT_BASE_VMM: Mode = Mode { name: "strict-base-vmm", vmm: Vmm::Base, ..STRICT };
 /// Without an IOMMU, on the other build of Carom.
 pub const NO_VIOMMU_BASE_VMM: Mode = beside("no-viommu-base-vmm", Vmm::Base);
@@ -62,11 +62,11 @@ pub const BOUNCE_REPORTING: Mode = Mode {
 
 /// The guest bounces through its own pages, which stay mapped like windows.
 pub const GUEST_PAGES: Mode = behind("guest-pages", Vmm::Carom, "iommu.strict=1 iommu.bounce=auto");
-/// Each mapping ends some time after its operation.
+/// Lazy mode: the guest unmaps each mapping some time after the mapping's I/O operation.
 pub const LAZY: Mode = behind("lazy", Vmm::Carom, "iommu.strict=0");
-/// Each mapping ends with its operation, on QEMU.
+/// Strict mode, on QEMU.
 pub const QEMU_STRICT: Mode = behind("qemu-strict", Vmm::Qemu, "iommu.strict=1");
-/// Each mapping ends with its operation, on Cloud Hypervisor.
+/// Strict mode, on Cloud Hypervisor.
 pub const CH_STRICT: Mode = behind("ch-strict", Vmm::CloudHypervisor, "iommu.strict=1");
 
 /// All modes. Modes to compare are next to each other, because the machine's speed drifts.

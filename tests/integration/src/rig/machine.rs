@@ -279,7 +279,7 @@ impl Machine {
             Ok(status) => End::Exited(status),
             Err(reason) => {
                 let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
-                self.show_end(progress, &format!("the emulated machine ended early{reason} (emulator's {status})"));
+                self.show_end(progress, &format!("the emulated machine ended early{reason} (emulator: {status})"));
                 End::Died
             }
         }
@@ -363,7 +363,7 @@ fn accelerator(wanted: Accelerator, dir: &Path) -> Result<&'static str> {
         Accelerator::Kvm => {
             ensure!(
                 nested_kvm_works(dir),
-                "--accel kvm: nested KVM does not work on this machine; leave the option out to emulate"
+                "--accel kvm: nested KVM does not work on this host; without the option, the rig emulates the CPUs"
             );
             Ok("kvm")
         }
@@ -484,16 +484,16 @@ impl Vital {
         }
         let Some(up) = self.up else {
             let late = now.duration_since(self.start) >= COMING_UP;
-            return late.then(|| format!("the emulated machine did not come up in {} s", COMING_UP.as_secs()));
+            return late.then(|| format!("the emulated machine did not boot in {} s", COMING_UP.as_secs()));
         };
         let dead_after = DEAD_AFTER.as_secs();
         if now.duration_since(self.signs.1) >= DEAD_AFTER {
-            return Some(format!("the emulated machine has given no sign of life for {dead_after} s"));
+            return Some(format!("the emulated machine has shown no sign of life for {dead_after} s"));
         }
         let silent = !silence_limit.is_zero() && now.saturating_duration_since(written.max(up)) >= silence_limit;
         silent.then(|| {
             let seconds = silence_limit.as_secs();
-            format!("the command has written nothing for {seconds} s; the emulated machine counts as dead")
+            format!("--silence-limit: the command wrote nothing for {seconds} s; the machine counts as dead")
         })
     }
 
@@ -534,7 +534,7 @@ mod tests {
         let start = Instant::now();
         let mut vital = Vital::new(start);
         assert_eq!(vital.look(start + seconds(119), 0, start, NO_LIMIT), None);
-        assert!(vital.look(start + seconds(120), 0, start, NO_LIMIT).unwrap().contains("did not come up"));
+        assert!(vital.look(start + seconds(120), 0, start, NO_LIMIT).unwrap().contains("did not boot"));
     }
 
     #[test]

@@ -39,7 +39,8 @@ fn buffers_are_right(name: &str, kernel: Kernel) {
     let outcome = run(&guest.job(&job));
 
     expect_all_right(&outcome);
-    // The kernel's block layer makes at least three of the failing reads. The patch must not copy their data back.
+    // At least three of the failing reads are the block layer's own requests, and not passthrough commands. Their data must not
+    // be copied back.
     assert!(number(&outcome, "CAROM-STAT-not_copied_back") >= 3, "console:\n{}", outcome.console);
     assert_eq!(number(&outcome, "CAROM-STAT-slots_orphaned"), 0, "console:\n{}", outcome.console);
 }

@@ -50,8 +50,8 @@ fn serves_the_iommu(name: &str) -> bool {
     ["vcpu", "iommu_poll", "window-stash"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Runs a guest with `windows` bytes of windows. While its drive works, allocations fail in the threads that serve the
-/// virtio-iommu, each in turn.
+/// Runs a guest with `windows` bytes of windows. While its drive works, allocations fail in each thread that serves the
+/// virtio-iommu: first the thread's next allocation, then the second allocation after this failure, and so on up to [`MOST`].
 fn io_goes_on(iommufd: bool, windows: u64) {
     let before = DmaMemory::now().unwrap();
     let _failing = FailingAllocations::new();

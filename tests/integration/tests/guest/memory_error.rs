@@ -20,7 +20,7 @@ const HARD_OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
 /// Pages that get an error. The guest uses a quarter of its RAM, so it accesses some of these pages.
 const PAGES: usize = 256;
 const PAGE: u64 = 4096;
-/// Time after which the test fails, because the guest has accessed none of these pages.
+/// Time after which the test fails if the guest has accessed none of these pages.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Job that keeps random bytes in memory and reads them repeatedly.

@@ -127,7 +127,7 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
         let mut come = ready(&mut tenants, begun, &group);
         if let Err(Stop::Hung(number, why)) = &come {
             // An emulated guest sometimes hangs, whatever it does. Start it again, as other measurements do.
-            eprintln!("guest {number} of {} hung and is started again; {why}", mode.name);
+            eprintln!("guest {number} of mode {} hung and is started again; {why}", mode.name);
             measured.retries += 1;
             let number = *number;
             // Dropping the previous guest frees the drive.
@@ -151,7 +151,7 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
                 fits
             }
             Err(Stop::NoRoom(why)) => {
-                eprintln!("{} guests, {}: {why}", wanted, mode.name);
+                eprintln!("no memory for {} guests of mode {}: {why}", wanted, mode.name);
                 row.figures.insert("refused".into(), 1.0);
                 false
             }
@@ -260,7 +260,7 @@ struct Window {
     wrong: u64,
 }
 
-/// Measures until each guest has printed [`LINES`] new lines.
+/// Measures until each guest has printed [`LINES`] complete new lines.
 fn window(tenants: &mut [Background], group: &MemoryGroup) -> Result<Window, Stop> {
     let seen =
         tenants.iter_mut().map(|tenant| Ok(tenant::lines(tenant.console()?).len())).collect::<Result<Vec<_>>>()?;

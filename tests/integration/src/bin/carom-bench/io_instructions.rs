@@ -62,7 +62,7 @@ fn in_a_guest(mode: &'static Mode) -> Work {
 
 fn row(mode: &Mode, cell: &Cell, done: &Done, empty: &Done) -> Result<Row> {
     let executed = |done: &Done| {
-        let at = |probe: &Probe| probe.executed.context("the emulator reported no instructions");
+        let at = |probe: &Probe| probe.executed.context("the emulator reported no instruction count");
         Ok::<_, anyhow::Error>(table::figure(at(&done.after)?) - table::figure(at(&done.before)?))
     };
     let operations = (done.operations - empty.operations).max(1.0);
@@ -96,7 +96,7 @@ mod tests {
             let of = |pattern| [4, 64, 128].map(|kib| (pattern, kib));
             assert_eq!(sizes, [of("read"), of("randwrite")].concat());
             assert!(cells.iter().all(|cell| bytes(cell) <= most), "{cells:?}");
-            // Cells are told apart by their depth: no cell may look like [`EMPTY`], whose cost is subtracted.
+            // The row of [`EMPTY`] is found by its depth, so no other cell may have this depth.
             assert!(cells.iter().all(|cell| cell.depth != EMPTY.depth));
         }
     }

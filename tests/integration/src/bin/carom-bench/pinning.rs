@@ -63,7 +63,7 @@ fn returned_percent(outcome: &Outcome) -> Result<f64> {
         let probe = outcome.probes.iter().find(|probe| probe.label == label);
         probe
             .map(|probe| figure(probe.resident_bytes))
-            .with_context(|| format!("the guest requested no probe with the label '{label}'"))
+            .with_context(|| format!("the console has no line 'CAROM-PROBE {label}'"))
     };
     let returned = (resident("used")? - resident("freed")?) / 1024.0;
     let free: Vec<f64> = outcome

@@ -41,7 +41,7 @@ struct Plot<'a> {
     figure: &'static str,
 }
 
-/// Line of a mode in a plot. Each point consists of its place on the axis, and the figure's median, minimum and maximum.
+/// Line of a mode in a plot. Each point has four numbers: its place on the axis, and the figure's median, minimum and maximum.
 struct Line<'a> {
     mode: &'a str,
     points: Vec<(f64, f64, f64, f64)>,

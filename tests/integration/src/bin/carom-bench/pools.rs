@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cost of growing pools. One table part compares empty bounce pools with filled bounce pools, and with swiotlb's pools. The
-//! other part uses a buffer once or often, and compares the modes with a static mapping.
+//! Cost of growing pools. One part of the table compares empty bounce pools, filled bounce pools, and swiotlb's pools. The other
+//! part uses a buffer once or often, and compares bouncing with a static mapping.
 
 use std::time::Duration;
 

@@ -46,7 +46,8 @@ fn in_a_guest(mode: &'static Mode, drive: Drive, jobs: u8, cells: Vec<Cell>) -> 
         Drive::Null => ("null", |site| site.null_nvme.as_ref()),
     };
     let guest = move |site: &Site, name: &str| {
-        let address = address(site).context("the site lacks the drive of this measurement")?;
+        let address = address(site)
+            .context("this table needs the drives CAROM_NVME and CAROM_NULL_NVME; start this by scripts/bench")?;
         Ok(mode.guest_with(address, name).memory_mib(RAM_MIB).cpus(jobs))
     };
     let row = move |cell: &Cell, done: &Done| {

@@ -41,10 +41,10 @@ fn measure(started: Started, site: &Site, name: &str) -> Result<Measured> {
 }
 
 fn figures(outcome: &Outcome) -> Result<[(&'static str, f64); 2]> {
-    let begun = outcome.probes.first().context("the guest requested no probe of the VMM")?;
+    let begun = outcome.probes.first().context("the console has no CAROM-PROBE line")?;
     let reported = outcome.executed_at_start.zip(begun.executed);
-    let (before, until) = reported.context("the emulator reported no instructions")?;
-    let exits = begun.kvm.get("exits").context("KVM counted no exits")?;
+    let (before, until) = reported.context("the emulator reported no instruction count")?;
+    let exits = begun.kvm.get("exits").context("cannot read KVM's exit counter in debugfs")?;
     Ok([("instructions", figure(until.saturating_sub(before))), ("exits", figure(*exits))])
 }
 
@@ -74,7 +74,7 @@ mod tests {
         let exits = [("exits", 7)];
         assert!(error(&outcome(None, Some(5000), &exits)).contains("emulator"));
         assert!(error(&outcome(Some(1000), None, &exits)).contains("emulator"));
-        assert!(error(&outcome(Some(1000), Some(5000), &[])).contains("exits"));
-        assert!(error(&Outcome::default()).contains("no probe"));
+        assert!(error(&outcome(Some(1000), Some(5000), &[])).contains("exit counter"));
+        assert!(error(&Outcome::default()).contains("no CAROM-PROBE"));
     }
 }

@@ -174,7 +174,7 @@ fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Res
     let job = format!("{PRINT_VERSIONS}sleep 1\necho {PROBE}idle\nsleep 0.5\n");
     let dir = tempfile::tempdir().context("cannot create a directory for files")?;
     let outcome = table::run(started.guest(site, name, &job, dir.path())?, estimate, site)?;
-    let idle = outcome.probes.first().context("the guest requested no probe of the VMM")?;
+    let idle = outcome.probes.first().context("the console has no CAROM-PROBE line")?;
     ensure!(idle.own_bytes > 0, "cannot read how much memory the VMM uses");
     let mib = f64::from(1 << 20);
     let program = program(started.vmm, site)?;

@@ -55,7 +55,7 @@ pub(crate) struct Summary {
     /// Figures by block size, for 2 jobs on 2 vCPUs. Only in a full run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fio_2_jobs: Option<BySize>,
-    /// One page from the device.
+    /// Mapping one page that the device writes.
     dma_map: DmaMap,
     /// Mapping one page that the device reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
