@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Carom process that a test starts, calls by its API and observes. The process ends with the test.
+//! Carom process of a test, which the test controls by API calls. Dropping [`ApiVmm`] ends the process.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};

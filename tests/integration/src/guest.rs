@@ -433,7 +433,8 @@ impl Guest {
         let vmm_status =
             status.code().with_context(|| format!("the VMM of guest {} was killed: {status}", self.name))?;
         ensure!(vmm_status == 0, "the VMM of guest {} failed with status {vmm_status}{}", self.name, tail(&finished));
-        let job_status = job_status(&finished.stdout).with_context(|| format!("guest {} ended; its job gave no status{}", self.name, tail(&finished)))?;
+        let job_status = job_status(&finished.stdout)
+            .with_context(|| format!("guest {} ended; its job gave no status{}", self.name, tail(&finished)))?;
         Ok(Outcome {
             counters: events::counters(&seen.events)?,
             events: seen.events,

@@ -202,7 +202,7 @@ pub(crate) struct Machine {
 }
 
 /// Returns a command that boots a system from a raw disk image on `vmm`, with one vCPU and no other device. The guest's serial
-/// console is on stdout. The array contains kernel and initramfs.
+/// console is on stdout. The array has the paths of the kernel and of the initramfs.
 ///
 /// # Errors
 /// Fails like [`command`].

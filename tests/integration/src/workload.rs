@@ -348,7 +348,7 @@ pub fn check_verified(outcome: &Outcome, times: usize) -> Result<()> {
 /// Parameters of the kernel's `dma_map_benchmark`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapping {
-    /// True if the device reads the mapped memory, false if it writes it.
+    /// True if the device reads the mapped memory, false if the device writes this memory.
     pub to_device: bool,
     /// Number of threads that map concurrently. Each thread has its own buffer.
     pub threads: u8,

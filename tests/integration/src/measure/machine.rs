@@ -36,7 +36,7 @@ impl Machine {
     }
 }
 
-/// Returns the version of Carom's program, with its commit if that is known.
+/// Returns the version of Carom's program, with the commit if `CAROM_COMMIT` is set.
 ///
 /// # Errors
 /// Fails if the program does not print its version.

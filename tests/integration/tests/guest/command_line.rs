@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! User errors: each gives one line that names the mistake and exit status 2, and leaves nothing behind.
+//! User errors. For each error, carom prints one line that names the mistake, exits with status 2, and leaves no files behind.
 
 use carom_integration::harness::guest_test;
 use std::fs;

@@ -17,8 +17,8 @@ use crate::support::{SITE, required, run};
 const TRAFFIC_MIB: u64 = 1;
 
 /// Shell functions and a job. They find the interfaces of the cards in slots 2 and 18. The first card sends random bytes to the
-/// server, which returns them. Meanwhile the link of the other card goes up repeatedly, which its driver only notices by
-/// interrupts.
+/// server, which returns them. Meanwhile, the other card is taken up and down repeatedly. Its driver learns only by an interrupt
+/// that the link is up.
 const TWO_CARDS: &str = r#"
 interface() {
     i=0

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Metrics of a guest that does I/O: their values for clients, and the cost for the guest if a client asks once per second.
+//! Metrics of a guest that does I/O: their values for clients, and the cost for the guest if a client reads the metrics once per
+//! second.
 
 use carom_integration::harness::guest_test;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

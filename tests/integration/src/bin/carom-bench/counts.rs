@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Exits, requests and copies per operation. Unlike times, these depend little or not at all on the host's load.
+//! Exits, requests and copies per operation. Unlike times, these counts depend little or not at all on the host's load.
 
 use std::time::Duration;
 

@@ -54,7 +54,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns the outcome of a start with `before` executed instructions, and `until` at the guest's first program.
+    /// Returns the outcome of a start. The machine has executed `before` instructions at the VMM's start, and `until`
+    /// instructions at the guest's first program.
     fn outcome(before: Option<u64>, until: Option<u64>, exits: &[(&str, u64)]) -> Outcome {
         let kvm = exits.iter().map(|(name, count)| ((*name).into(), *count)).collect();
         let probe = Probe { executed: until, kvm, ..Probe::default() };

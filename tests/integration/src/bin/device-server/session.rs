@@ -30,7 +30,7 @@ const REGIONS: u64 = 64;
 pub(crate) struct Manner {
     /// True if addresses are translated.
     pub(crate) iommu: bool,
-    /// Address whose translation the server also requests, without using it.
+    /// Address whose translation the server also requests, without using the translation.
     pub(crate) probe: Option<u64>,
     /// True if the server confirms that translations were removed.
     pub(crate) confirms: bool,
@@ -78,7 +78,7 @@ impl Session {
                 self.take_answer()?;
             }
             for kick in self.rings.iter_mut().filter_map(|ring| ring.kick.as_mut()) {
-                // Without a kick, the read finds nothing.
+                // The read fails if the driver has not kicked this queue.
                 let _ = kick.read(&mut [0; 8]);
             }
             if self.asked.is_none() {

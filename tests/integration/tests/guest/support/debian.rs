@@ -63,7 +63,7 @@ pub(crate) struct Debian {
     carom: Child,
     keys: ChildStdin,
     console: Arc<Mutex<String>>,
-    /// Length of the console text that has been waited for.
+    /// Length of the console text up to the end of the text that the last wait found.
     seen: usize,
     start: Instant,
     dir: TempDir,
@@ -92,7 +92,8 @@ impl Debian {
         Self::launch(&files.disk, Some(1 << 30), boot, ",iommu=on", &[&["--cpus", "boot=1"], options].concat())
     }
 
-    /// Starts by firmware, with a copy of a disk image that has a boot loader. `more` contains additional options of the disk.
+    /// Starts with firmware instead of a kernel, and a copy of a disk image that has a boot loader. `more` contains additional
+    /// options of the disk.
     pub(crate) fn start_by_firmware(more: &str, options: &[&str]) -> Self {
         let files = Firmware::in_directory(SITE.firmware.as_ref().unwrap());
         Self::launch(&files.disk, None, vec!["--firmware".into(), files.firmware.into()], more, options)

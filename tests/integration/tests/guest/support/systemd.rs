@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Separate systemd: the first process in its own namespaces for processes, mounts and control groups. It starts only the units
-//! that it is given. It has the host's programs, devices and network. Its changes of the host's file system are discarded.
+//! of the test. It has the host's programs, devices and network. Its changes of the host's file system are discarded.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -60,7 +60,7 @@ exec env -i container=carom-test PATH=/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_UNIT
     "$systemd" --system --unit=basic.target --log-target=journal --show-status=no
 "#;
 
-/// Running systemd. It and all that it has started end when this value is dropped.
+/// Running systemd. systemd and all processes that it has started end when this value is dropped.
 pub(crate) struct Systemd {
     process: Child,
     pid: u32,
