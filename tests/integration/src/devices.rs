@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Jobs for guests that use a device with and without bouncing. The device is found by its driver. Jobs of drives verify all
-//! written data. Jobs of network cards send bytes to a server, which returns them. All jobs print the time of the I/O and
-//! the counters of the device's pool.
+//! Jobs for guests that use a device with and without bouncing. A job finds the device by the driver's name. Jobs of drives
+//! verify all written data. Jobs of network cards send bytes to a server, and compare the bytes that the server returns. All jobs
+//! print the time of the I/O and the counters of the device's pool.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,8 @@ use anyhow::{Context, Result, ensure};
 use crate::Outcome;
 use crate::workload::fio_verify_on;
 
-/// Shell functions that read the clock, wait for a device, choose whether its DMA bounces, and print its pool's counters.
+/// Shell functions that read the clock, wait for a device, choose whether the device's DMA bounces, and print the counters of the
+/// device's pool.
 const FUNCTIONS: &str = r#"
 started() { START=$(cut -d' ' -f1 /proc/uptime); }
 took() { echo "CAROM-SECONDS $(awk -v start="$START" '{ print $1 - start }' /proc/uptime)"; }

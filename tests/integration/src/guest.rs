@@ -57,7 +57,7 @@ pub struct Outcome {
     pub vmm_status: i32,
     /// The VMM's events (Carom only).
     pub events: Vec<Event>,
-    /// Reports of the virtio-iommu's counters: one for each mark on the console, and one at the end (Carom only).
+    /// Reports of the virtio-iommu's counters (Carom only): one for each `CAROM-MARK` line on the console, and one at the end.
     pub counters: Vec<Counters>,
     /// Maximum memory that the VMM had pinned, in bytes.
     pub peak_pinned_bytes: u64,

@@ -84,7 +84,7 @@ pub struct Site {
     pub edu_narrow: Option<String>,
     /// PCI address of a network card (`CAROM_NET`). Its network has an echo server at 10.0.2.100 port 7.
     pub net: Option<String>,
-    /// PCI address of a device below a root port, whose errors the kernel handles (`CAROM_AER`).
+    /// PCI address of a device below a root port (`CAROM_AER`). The kernel handles errors of this device.
     pub aer: Option<String>,
     /// PCI address of an xHCI host controller with a drive (`CAROM_USB`).
     pub usb: Option<String>,

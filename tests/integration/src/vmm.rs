@@ -245,8 +245,8 @@ pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Result<Comman
                 .context("CAROM_BASE_VMM is not set; set it to the path of another build of Carom")?,
             machine,
         ),
-        // Behind a bridge from PCI Express to PCI, DMA carries the bridge's address. QEMU's virtio-iommu ignores this, so
-        // the guest could not attach the devices behind such a bridge.
+        // Use functions instead of a bridge: behind a bridge from PCI Express to PCI, DMA carries the bridge's address. QEMU's
+        // virtio-iommu ignores this, so the guest could not attach the devices behind the bridge.
         Vmm::Qemu => qemu(site, machine, "virtio-iommu-pci", Group::Functions),
         // Without caching mode, VFIO is not notified of new mappings.
         Vmm::QemuIntel => qemu(site, machine, "intel-iommu,caching-mode=on,intremap=off", Group::Bridge),
@@ -394,9 +394,9 @@ fn grouped(command: &Command, group: &Path) -> Command {
 /// Method by which QEMU puts all emulated drives into one IOMMU group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Group {
-    /// Functions of one device, which does not report isolation between them (ACS).
+    /// The drives are functions of one device. The device does not report isolation between its functions (ACS).
     Functions,
-    /// Behind a conventional PCI bridge: the DMA of all drives carries the bridge's address.
+    /// The drives are behind a conventional PCI bridge, so the DMA of all drives carries the bridge's address.
     Bridge,
 }
 
@@ -413,7 +413,7 @@ fn qemu(site: &Site, machine: &Machine, iommu: &str, group: Group) -> Command {
         .arg("-initrd")
         .arg(&machine.initramfs)
         .args(["-append", &machine.cmdline]);
-    // The IOMMU comes first: devices that are created earlier are not behind it.
+    // QEMU must create the IOMMU before the devices: earlier devices are not behind the IOMMU.
     let emulated = machine.emulated.iter().any(Emulated::is_behind_the_iommu);
     if emulated || machine.devices.iter().any(|device| device.iommu) || !machine.drives.is_empty() {
         command.args(["-device", iommu]);
@@ -450,8 +450,8 @@ impl Emulated {
         *iommu
     }
 
-    /// Returns QEMU's arguments. A disk has its own thread and io_uring, like Carom's. A card has no vhost-net, because the other
-    /// VMMs have none.
+    /// Returns QEMU's arguments. A disk has its own thread and io_uring, like Carom's. A card does not use vhost-net, because the
+    /// other VMMs do not use it either.
     fn qemu(&self, number: usize) -> Vec<String> {
         let platform = if self.is_behind_the_iommu() { "on" } else { "off" };
         let driver = format!("disable-legacy=on,iommu_platform={platform}");

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::{dup, fcntl_dupfd_cloexec};
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 
-/// Redirects stdout and stderr of this process to a file until it ends.
+/// Redirection of this process's stdout and stderr to a file, until this value is dropped.
 pub(super) struct Capture {
     file: File,
     stdout: OwnedFd,

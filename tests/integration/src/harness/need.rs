@@ -77,7 +77,7 @@ pub enum Need {
     QemuImg,
     /// A block device to which the host may swap.
     Swap,
-    /// A directory with the programs of Kata Containers' runtime, which must be built by hand.
+    /// A directory with the programs of Kata Containers' runtime. The user must build them by hand.
     KataRuntime,
     /// The program that creates device-mapper devices.
     Dmsetup,

@@ -143,7 +143,7 @@ pub fn job_on(device: &str, cells: &[Cell]) -> String {
     job_with(device, cells, |_| "")
 }
 
-/// Like [`job_on`], with lines before each cell. `before` returns the lines for the index of a cell.
+/// Like [`job_on`], with additional shell lines before each cell. `before` returns these lines for a cell's index.
 #[must_use]
 pub fn job_with(device: &str, cells: &[Cell], before: impl Fn(usize) -> &'static str) -> String {
     let jobs = cells.iter().map(|cell| cell.jobs).max().unwrap_or(1);

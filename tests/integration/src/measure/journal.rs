@@ -11,7 +11,8 @@ use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of attempts of a step. The machine sometimes dies for reasons that the step did not cause.
+/// Maximum number of attempts of a step. One attempt is not enough, because the machine sometimes dies for other reasons than the
+/// step.
 const TRIES: usize = 3;
 
 /// Result of a step.

@@ -70,7 +70,7 @@ pub fn versions(site: &Site) -> Result<BTreeMap<String, String>> {
         versions.push(("base", first_line(Command::new(program).arg("--version"))?));
     }
     if let Some(other) = &site.other_vmm {
-        // Not all programs have this option, and a script may ignore the option and start a guest.
+        // Not all programs have `--version`. A script may even ignore the option and start a guest, so limit the time.
         let version = first_line(Command::new("timeout").args(["-k", "1", "5"]).arg(&other.program).arg("--version"));
         let version = version.unwrap_or_else(|_| other.program.display().to_string());
         versions.push(("other", format!("{}: {version}", other.name)));

@@ -503,7 +503,8 @@ impl Vital {
     }
 }
 
-/// Returns the command's exit status. Otherwise returns the reason that the machine gave for its failure, if any.
+/// Returns the command's exit status. If the machine reported no status, returns the machine's reason for its failure, if it
+/// reported any.
 fn said_of_itself(control: &str) -> Result<u8, Option<String>> {
     let status = control.lines().rev().find_map(|line| line.strip_prefix("EXIT ")?.parse().ok());
     status.ok_or_else(|| control.lines().find_map(|line| line.strip_prefix("FAIL ")).map(String::from))

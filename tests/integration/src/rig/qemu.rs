@@ -112,7 +112,7 @@ pub(super) fn arguments(
     let mut all = Arguments::default();
     all.add(&["-machine", "q35,kernel-irqchip=split", "-smp", "2", "-m", &options.memory]);
     all.add(&["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"]);
-    // QEMU 7.2 has 39 address bits by default, and then a device BAR above 39 bits cannot be mapped.
+    // QEMU 7.2's IOMMU has 39 address bits by default, so a guest could not map a device BAR above 39 bits.
     all.add(&["-device", "intel-iommu,intremap=on,aw-bits=48"]);
     all.add(&["-kernel", plain(&boot.kernel)?, "-initrd", plain(&files.initramfs())?]);
     all.add(&["-append", &command_line(boot.parameters)]);
@@ -169,8 +169,8 @@ pub(super) fn arguments(
     // Two functions of one device share an IOMMU group. If the second function has a driver, the first function cannot be
     // passed through.
     all.add(&["-device", "edu,addr=0x8.0,multifunction=on", "-device", "virtio-rng-pci,addr=0x8.1"]);
-    // Slot 0x1d comes after the slot of `--disk`: Linux names disks by the order of their addresses, and `--disk` must be
-    // the first.
+    // The swap device has slot 0x1d, after the slot of `--disk`. Linux names disks by the order of their addresses, and `--disk`
+    // must be the first disk.
     all.add(&["-drive", &format!("file={},if=none,id=swap,format=raw,cache=unsafe", file(files.swap())?)]);
     all.add(&["-device", "virtio-blk-pci,drive=swap,addr=0x1d"]);
     if let Some(out) = out {

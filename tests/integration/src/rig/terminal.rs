@@ -37,7 +37,7 @@ struct Shared {
 
 impl Terminal {
     /// Forwards standard input to the console's socket, and the console's output to standard output. The user's terminal becomes
-    /// raw, so that keys which send signals reach the command.
+    /// raw, so that the command also receives keys such as Ctrl-C.
     pub(super) fn start(socket: &Path) -> Self {
         let shared = Arc::<Shared>::default();
         let stdin = io::stdin();

@@ -42,7 +42,7 @@ pub(crate) fn command_line() -> String {
     "console=ttyS0 quiet panic=-1 oops=panic mitigations=off iommu.strict=1 nmi_watchdog=0".into()
 }
 
-/// Runs calls of the client to their end. The client's connection is kept between calls.
+/// Runtime that runs each call of the asynchronous client to its end. The runtime keeps the client's connection between calls.
 pub(crate) struct Calls(Runtime);
 
 impl Calls {

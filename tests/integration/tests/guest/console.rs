@@ -77,8 +77,8 @@ fn count(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
     counters[device][name].as_u64().unwrap_or_else(|| panic!("no {device} {name}: {counters}"))
 }
 
-/// Boots a guest with `console=hvc0`, `parameters` and the configuration `more`. Checks its output, its input and its terminal
-/// sizes.
+/// Boots a guest with `console=hvc0`, `parameters` and the configuration `more`. Checks the console's output, its input and its
+/// terminal sizes.
 fn converse(parameters: &str, more: Value) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, JOB).unwrap();
     let cmdline = format!("console=hvc0 quiet panic=-1 oops=panic mitigations=off nmi_watchdog=0 {parameters}");

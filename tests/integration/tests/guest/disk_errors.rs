@@ -164,8 +164,8 @@ fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
 /// MiB of a disk whose requests fail.
 const BAD: Range<u64> = 8..10;
 
-/// Returns a job that reads and writes each of the first MiB of a disk that fails in places. Meanwhile another disk is
-/// written and verified. When the power button is pressed, the job starts again.
+/// Returns a job that reads and writes each of the first MiB of a disk. Some of these MiB fail. Meanwhile another disk is written
+/// and verified. When the power button is pressed, the job starts again.
 fn job_of_a_failing_disk() -> String {
     let verify = workload::fio_verify_on("/dev/vdb", 4, 16);
     format!(

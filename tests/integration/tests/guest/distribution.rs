@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A Debian made of packages: from boot to login, and typical use. Each test takes minutes in an emulated machine.
+//! Debian guest that was made from packages: from boot to login, and typical use. Each test takes minutes in an emulated machine.
 
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -30,7 +30,7 @@ fn works(debian: &mut Debian, net: &str) {
     tell("services, time, disk and network are correct");
 }
 
-/// Makes the guest read the repository, first without the repository's key, which must fail, then with the key. Installs
+/// Makes the guest read the repository without the repository's key, which must fail, and then with the key. Then installs
 /// packages from the repository.
 fn installs(debian: &mut Debian, repository: &Repository, packages: &[&str]) {
     let server = format!("http://host.internal:{}", repository.port);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Host whose kernel fails allocations for requests of the VMM. Each request gets its error and I/O continues. No memory stays
-//! pinned, and no table of the host's IOMMU remains.
+//! Host whose kernel fails allocations for requests of the VMM. Each such request fails with an error, and I/O continues. No
+//! memory stays pinned, and no table of the host's IOMMU remains.
 
 use std::fs;
 use std::thread;
@@ -45,7 +45,7 @@ const NEVER_NTH: u32 = 1 << 30;
 const BUDGETS: [u64; 4] = [64, 4, 16, 2];
 const BUDGET_TIME: Duration = Duration::from_millis(700);
 
-/// True if a thread serves the virtio-iommu: the vCPUs in their exits, and two dedicated threads.
+/// True if a thread serves the virtio-iommu: a vCPU thread does so in VM exits, and two other threads do nothing else.
 fn serves_the_iommu(name: &str) -> bool {
     ["vcpu", "iommu_poll", "window-stash"].iter().any(|prefix| name.starts_with(prefix))
 }

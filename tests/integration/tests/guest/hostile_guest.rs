@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Malicious guest with devices of the host behind the virtio-iommu. Runs the test of `vmm` with such a guest, which checks
-//! after each reset that only parked chunks are pinned. The guest has two drives and no edu device, because the edu device's
-//! copies outside of its buffer crash the emulated machine.
+//! Malicious guest with devices of the host behind the virtio-iommu. Runs the test program of `vmm` with such a guest. The
+//! program checks after each reset that only parked chunks are pinned. The guest has two drives and no edu device, because the
+//! edu device's copies outside of its buffer crash the emulated machine.
 
 use std::process::Command;
 

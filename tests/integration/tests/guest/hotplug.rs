@@ -238,7 +238,7 @@ fn devices_are_added_to_a_guest_without_any() {
     }
     calls.make(client.delete_vm()).unwrap();
 
-    // With windows but without devices: the virtio-iommu exists for devices that are added later.
+    // The VM has windows but no device yet: the virtio-iommu must exist for devices that are added later.
     create(&vmm, json!({"iommu_bounce": {"size": 128 * MIB}}));
     calls.make(client.boot_vm()).unwrap();
     let added = calls.make(client.vm_add_device_put(drive(0, "drive", true))).unwrap();
@@ -294,7 +294,8 @@ fn edu_comes_and_goes(vmm: &ApiVmm, rounds: usize) {
     check_edu(&vmm.console(), rounds);
 }
 
-/// Adds an edu device behind the virtio-iommu by a verb of carom-remote, and removes it after the guest has tested it.
+/// Adds an edu device behind the virtio-iommu by the subcommand `verb` of carom-remote, and removes the device after the guest
+/// has tested it.
 fn edu_comes_and_goes_once(vmm: &ApiVmm, round: usize, verb: &str, source: &str) {
     let remote = |arguments: &[&str]| vmm.remote(&SITE, arguments).unwrap();
     let device = format!("{source},iommu=on,id=edu");

@@ -8,7 +8,7 @@ use carom_integration::workload::{self, WAIT_FOR_NVME};
 
 use crate::support::{COMPLAINTS, assert_no_complaint, guest_with_windows, number, run};
 
-/// Maximum bytes that one interrupt copies, from the patch `nvme-pci: Bound what is copied with interrupts off`.
+/// Maximum bytes that one interrupt copies. This limit is from the patch `nvme-pci: Bound what is copied with interrupts off`.
 const MOST_COPIED: u64 = 256 << 10;
 
 /// Job that writes and verifies the drive, which fills the pool. Then the job verifies the drive again while events are

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Life of a sandbox as the runtime of Kata Containers manages it, by its client (`docs/kata.md`), with a real guest.
+//! Life of a Kata Containers sandbox with a real guest. The runtime's own API client makes the calls that the runtime makes
+//! (`docs/kata.md`).
 
 use std::env;
 use std::fs::{self, File};

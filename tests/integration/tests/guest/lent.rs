@@ -50,7 +50,7 @@ fn buffers_in_lent_memory(kernel: Kernel) {
         panic!("expected reports for three marks: {:?}", outcome.counters)
     };
     let buffers = grown(&outcome, "lent_buffers", "plain", "lent");
-    // Two runs write and read 8 MiB each, with less than 48 KiB at a time.
+    // Each of the two runs writes and reads 8 MiB, in buffers smaller than 48 KiB.
     assert!(buffers > 600, "{buffers} buffers; console:\n{}", outcome.console);
     let maps = lent.requests.map - plain.requests.map;
     assert!(maps < buffers / 20, "{maps} MAPs for {buffers} buffers");
@@ -77,7 +77,8 @@ const CHECKED: &str = r#"
 checked() { lent-check "/dev/iommu_bounce/$NVME" "$1" | sed 's/^lent-check: /CAROM-CHECKED /'; }
 "#;
 
-/// `lent-check` holds memory while its drive is removed. Its checks must succeed before, and again after the drive has returned.
+/// `lent-check` holds lent memory while its drive is removed. The checks of `lent-check` must succeed before the removal, and
+/// after the drive has returned.
 const REMOVAL: &str = r#"
 checked /dev/nvme0n1
 lent-check "/dev/iommu_bounce/$NVME" >/tmp/holder & holder=$!

@@ -252,8 +252,8 @@ fn card_on_a_macvtap_interface_works_by_name_and_descriptor() {
 #[guest_test(slow = "snapshot:: covers restored guests, and unit tests cover the state of the card")]
 fn guest_continues_with_its_card_in_another_process() {
     let work = "wait_for_card\nwhile :; do large; ping -c 1 -q NET.1 >/dev/null && echo CAROM-SAME ping; done\n";
-    // A connection may be lost if data from the time without a process must be resent too often. A short timeout makes the
-    // guest soon open the next connection.
+    // A connection may be lost if the guest must resend data too often, because no process served the card for some time. A short
+    // timeout makes the guest soon open the next connection.
     let job = job("10.77.7", work).replace("nc -w 60", "nc -w 10");
     let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
     let config = json!({

@@ -46,7 +46,7 @@ fn card_that_keeps_its_pages_is_left_alone_by_default() {
 fn every_byte_of_a_bounced_card_that_keeps_its_pages_is_right() {
     let figures = igb("on");
 
-    // Sent packets bounce. The driver synchronises its receive pages itself, and says so when it maps them.
+    // Sent packets bounce. The driver synchronises its receive pages itself, and maps them with an attribute that says so.
     assert!(figures.copied_in > TRAFFIC / 2, "{figures:?}");
     assert!(figures.refused_by_attributes > 0 && figures.elision_lost > 0, "{figures:?}");
     assert_eq!((figures.copied_out, figures.syncs), (0, 0), "{figures:?}");

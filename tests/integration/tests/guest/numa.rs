@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest with two nodes. Its RAM consists of zones, and its threads run on selected CPUs.
+//! Guest with two NUMA nodes. The guest's RAM consists of memory zones, and the VMM's threads run on selected CPUs.
 
 use std::fs::{self, File};
 

@@ -228,8 +228,8 @@ fn boot_option_limits_the_pages_of_a_domain() {
     assert_no_complaint(&outcome);
 }
 
-/// Job for two drives of one group. Each drive runs verified I/O alone. Then one drive continues while the other drive is
-/// unbound with I/O in flight, bound again and used again, twice.
+/// Job for two drives of one group. Each drive runs verified I/O alone. Then one drive continues. Meanwhile, the other drive is
+/// twice unbound with I/O in flight, bound again and used again.
 const DRIVES_OF_A_GROUP_WORK: &str = r#"
 # Waits for the drive of a PCI device, and prints its name, which may change.
 drive_of() {

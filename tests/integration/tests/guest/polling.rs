@@ -86,7 +86,7 @@ impl Client {
     }
 }
 
-/// Returns the start of an answer's body when the whole answer has arrived.
+/// Returns the offset of an answer's body, or `None` if the answer has not completely arrived.
 fn body(answer: &[u8]) -> Option<usize> {
     let start = answer.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let head = String::from_utf8_lossy(&answer[..start]).to_ascii_lowercase();
@@ -124,7 +124,7 @@ fn poll(vmm: &ApiVmm, state: &'static str) -> [Vec<Duration>; 2] {
     })
 }
 
-/// Like [`poll`], in one phase of the guest, which must last until the measurements have ended.
+/// Like [`poll`], in one phase of the guest. Fails if the phase ends before the measurements.
 fn poll_in_phase(vmm: &ApiVmm, phase: &str, next: &str) -> [Vec<Duration>; 2] {
     vmm.wait_for(&format!("CAROM-PHASE {phase}\n"), 1, BOOT_TIME).unwrap();
     thread::sleep(LEAD);

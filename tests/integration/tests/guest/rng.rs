@@ -7,7 +7,7 @@ use carom_integration::{Guest, Outcome};
 
 use crate::support::{number, run};
 
-/// Job that reads 2 KiB twice, and prints the number of bytes, the number of equal reads, and the source.
+/// Job that reads 2 KiB twice, and prints the number of bytes, whether both reads were equal, and the source.
 const READ: &str = r#"
 echo "CAROM-RNG $(cat /sys/class/misc/hw_random/rng_current)"
 for round in 1 2; do

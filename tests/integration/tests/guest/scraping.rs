@@ -18,15 +18,15 @@ use crate::support::{MIB, SITE};
 /// Maximum time for a boot under emulation, and for a round.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Returns the number of rounds: `CAROM_SCRAPING_ROUNDS`, or `few`, which is enough to test the function but not to measure its
-/// cost.
+/// Returns the number of rounds: `CAROM_SCRAPING_ROUNDS`, or `few` by default. So few rounds test the metrics, but do not measure
+/// their cost.
 pub(crate) fn rounds(few: usize) -> usize {
     let asked = env::var("CAROM_SCRAPING_ROUNDS").ok();
     asked.map_or(few, |rounds| rounds.parse().expect("CAROM_SCRAPING_ROUNDS is a number"))
 }
 
-/// Returns a job that reads 4k blocks for some seconds, repeatedly. The first round warms up. Two rounds only test the
-/// function, so they are shorter.
+/// Returns a job that reads 4k blocks for some seconds, repeatedly. The first round warms up. If there are only two rounds, they
+/// only test the metrics, so they are shorter.
 fn job(rounds: usize) -> String {
     let seconds = if rounds > 2 { 4 } else { 2 };
     format!(

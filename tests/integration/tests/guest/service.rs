@@ -140,8 +140,8 @@ fn unit_of_the_package_runs_a_bouncing_drive_within_limits() {
     let root = mounts.lines().rfind(|line| line.split(' ').nth(1) == Some("/")).unwrap();
     assert!(root.split(' ').nth(3).unwrap().split(',').any(|option| option == "ro"), "{root}");
 
-    // While this machine runs, other machines fail. The first has RAM that is not behind the virtio-iommu. The second has a
-    // device that the unit does not allow, although the user may open it. The third has too many threads.
+    // While this machine runs, three other machines must fail to start. The first has RAM that is not behind the virtio-iommu.
+    // The second has a device that the unit does not allow, although the user may open it. The third has too many threads.
     let said = systemd.refused("carom@locks");
     assert!(said.contains("ulimit -l"), "{said}");
     let said = systemd.refused("carom@block");

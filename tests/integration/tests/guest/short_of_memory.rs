@@ -83,14 +83,15 @@ fn all_is_right(vmm: &ApiVmm, rounds: usize) {
     assert!(sound >= done && !console.contains("CAROM-LOST"), "{sound} of {done} rounds were correct:\n{console}");
 }
 
-/// Asserts that the guest's IOMMU had no fault and rejected no mapping, and that it has window memory if `windows` is true.
+/// Asserts that the guest's virtio-iommu had no fault and rejected no MAP request. Also asserts that window memory is backed if
+/// `windows` is true, and not backed otherwise.
 fn iommu_is_content(vmm: &ApiVmm, windows: bool) {
     let counted = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1["_iommu"].take();
     assert_eq!((&counted["faults"], &counted["failed_map"]), (&json!(0), &json!(0)), "{counted}");
     assert_eq!(counted["window_bytes"].as_u64() > Some(0), windows, "{counted}");
 }
 
-/// Takes memory from the guest until much of the kept memory is on the swap device, while the guest keeps accessing it.
+/// Takes memory from the guest until much of the kept memory is on the swap device, while the guest keeps accessing this memory.
 fn swapped(windows: u64) {
     let swap = Swap::on(SITE.swap.as_ref().unwrap()).unwrap();
     let group = MemoryGroup::new("carom-short-of-memory").unwrap();

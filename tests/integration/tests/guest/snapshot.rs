@@ -266,9 +266,9 @@ impl Subject {
         put(&self.vmm, "vmm.shutdown", &Value::Null);
         assert!(self.vmm.wait(PROGRESS_TIME).unwrap().success());
         let console = self.vmm.console();
-        // The kernel compares kvmclock with the time stamp counter twice per second, and reports if the guest was away for
-        // longer. The emulated machine's own counter is unstable, so KVM stops the guests' counters while the guests do not
-        // run. The guest's kernel reports this, too.
+        // The kernel compares kvmclock with the time stamp counter twice per second, and reports if more time has passed between
+        // two comparisons, as after a restore. The emulated machine's own counter is unstable, so KVM stops the guests' counters
+        // while the guests do not run. The guest's kernel reports this, too.
         let known = if SITE.rig == "tcg" { "clocksource:" } else { "Long readout interval" };
         // If the guest was saved during a timer interrupt, this interrupt took as long as the guest was away.
         let known = [known, "hrtimer: interrupt took"].into_iter();
@@ -284,7 +284,7 @@ impl Subject {
     fn restore(&mut self, directory: &Path, way: Way) {
         let body = json!({"source_url": url(directory), "prefault": way == Way::OptionPrefault});
         let option = |rest: &str| format!("source_url={}{rest}", url(directory));
-        // The API answers before the VM exists, which creates the console's file again.
+        // Remove the console's file: the restored VM creates this file again, but the API answers before that.
         fs::remove_file(self.vmm.console_file()).unwrap();
         let expected = match way {
             Way::Option => {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Host controller with many small rings and buffers: xHCI, passed through, with a drive. Its driver has not opted in to
-//! bouncing.
+//! Host controller with many small rings and buffers: xHCI, passed through, with a drive. The controller's driver has not opted
+//! in to bouncing.
 
 use carom_integration::devices::Figures;
 use carom_integration::harness::guest_test;

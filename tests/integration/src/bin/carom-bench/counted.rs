@@ -18,7 +18,7 @@ use crate::throughput::job;
 /// Number of the mark that ends a module's first call. The marks of later calls have higher numbers.
 pub(crate) const FIRST_END: usize = 16;
 
-/// Medians by the number of the mark and the kind of count.
+/// Median counts, by the number of the mark that ends a call, and by the kind of count.
 pub(crate) type Counts = BTreeMap<(usize, String), u64>;
 
 /// Guests of a table. Each guest binds the edu device to a module.
@@ -108,7 +108,7 @@ pub(crate) fn parse(text: &str) -> Result<Counts> {
     text.lines().map(|text| line(text).with_context(|| format!("cannot parse the emulator's line {text:?}"))).collect()
 }
 
-/// Returns the median of the counts up to a mark.
+/// Returns the median count of the call that ends with mark `number`.
 pub(crate) fn median(counts: &Counts, number: usize, what: &str) -> Result<f64> {
     let count = counts.get(&(number, what.into())).copied().map(figure);
     count.with_context(|| format!("the emulator's output has no count of {what} for mark {number}"))

@@ -171,7 +171,8 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
 enum Stop {
     /// A VMM could not get memory, or the kernel killed it for lack of memory.
     NoRoom(String),
-    /// The guest with this number does not become ready although there is memory. The text describes what its VMM is doing.
+    /// The guest with this number does not become ready, although memory is not at its limit. The text describes what the guest's
+    /// VMM is doing.
     Hung(usize, String),
     /// Any other error.
     Other(anyhow::Error),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! fio on disks that the VMMs emulate. The raw image is in the host's RAM, so that only the VMM takes time.
+//! fio on disks that the VMMs emulate. The raw image is in the host's RAM, so that no time is spent on a drive of the host.
 
 use std::fs::File;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cost of requests in the virtio-iommu's engine alone, natively: `iommu_bounce/benches/map_unmap.rs`.
+//! Cost of requests in the virtio-iommu's engine alone. `iommu_bounce/benches/map_unmap.rs` measures it natively, without a
+//! guest.
 
 use std::env;
 use std::fs;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Instructions that the emulated machine executes per operation of fio, by the guest, the VMM and the host's kernel together.
+//! Instructions that the emulated machine executes per operation of fio. The count includes the guest, the VMM and the host's
+//! kernel.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Time from the VMM's start to the login prompt of a Debian guest, whose virtio disk the VMM emulates.
+//! Time from the VMM's start to the login prompt of a Debian guest. The guest's disk is a virtio disk that the VMM emulates.
 
 use std::fs;
 use std::io::Read;

@@ -41,8 +41,8 @@ const WHATS: [&str; 4] = ["instructions", "locked", "lines", "pages"];
 const PAGE: f64 = 4096.0;
 const LINE: f64 = 64.0;
 
-/// Strict mode is left out, because its instruction count depends on the host's speed. The guests have two CPUs: with one, the
-/// kernel replaces the lock prefixes of instructions.
+/// Strict mode is left out, because its instruction count depends on the host's speed. The guests have two CPUs, because a kernel
+/// with one CPU replaces the lock prefixes of instructions.
 static GUESTS: Guests = Guests {
     modes: [(NO_VIOMMU, Kernel::ModularStock), (BOUNCE, Kernel::Modular), (GUEST_PAGES, Kernel::Modular)],
     cpus: 2,
@@ -81,8 +81,8 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<M
     let mut rows = Vec::new();
     for (place, (what, direction, data)) in CALLS.into_iter().enumerate().skip(1) {
         for (unmaps, call) in ["map", "unmap"].into_iter().enumerate() {
-            // Data is copied at map if the device reads it, or at unmap if the device writes it. A copy touches both the buffer
-            // and the slot.
+            // Data for the device is copied by the map call, and data from the device by the unmap call. A copy touches both the
+            // buffer and the slot.
             let copied = bounces && (unmaps == 1) == (direction == "from the device");
             let data = if copied { 2.0 * f64::from(data) } else { 0.0 };
             let of: [(&str, serde_json::Value); 4] = [

@@ -69,7 +69,8 @@ fn in_a_guest(mode: &'static Mode, seconds: u32) -> Work {
     Work { name: mode.name.into(), estimate, run: Box::new(run) }
 }
 
-/// Returns a program and the libraries that it loads, including the dynamic linker, from the output of ldd(1).
+/// Returns the paths of a program and of the libraries that the program loads, including the dynamic linker. ldd(1) names the
+/// libraries.
 fn with_libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
     ensure!(output.status.success(), "ldd {}: {}", program.display(), output.status);

@@ -42,7 +42,7 @@ fn work(scope: Scope, _: &Site) -> Vec<Work> {
 /// Start of the lines with the guest's free memory, in KiB.
 const FREE: &str = "CAROM-FREE";
 
-/// Returns a job that uses and frees memory. Meanwhile the drive works, and its data is verified.
+/// Returns a job that uses and frees memory. Meanwhile, the job verifies I/O on the drive.
 fn free_memory() -> String {
     let verify = workload::fio_verify(4, 8);
     let free = format!("awk '/^MemFree:/ {{ print \"{FREE}\", $2 }}' /proc/meminfo\n");

@@ -29,7 +29,7 @@ const COLOURS: [RGBColor; 8] = [
 /// Sizes in ascending order. They are texts, so the axis cannot sort them by value.
 const SIZES: [&str; 6] = ["4k", "16k", "64k", "128k", "256k", "1M"];
 
-/// Plot of a figure of a table against a key, with one line per mode.
+/// Plot of one figure of a table. The values of a key are on the horizontal axis, and each mode has a line.
 struct Plot<'a> {
     /// File name without its extension.
     name: String,

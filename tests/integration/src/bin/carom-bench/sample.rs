@@ -20,7 +20,7 @@ pub(crate) struct Key {
     pub(crate) round: u32,
 }
 
-/// Result of a piece of work, or the reason why there is none.
+/// Result of a piece of work, or the reason why the work has no result.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) key: Key,

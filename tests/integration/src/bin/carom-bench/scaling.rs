@@ -17,7 +17,7 @@ pub(crate) const TABLE: Table = Table::new("scaling", "mode", SHOWN, work);
 enum Drive {
     /// First drive of the site.
     Real,
-    /// Drive that discards writes. The emulator has nothing to copy for this drive.
+    /// Drive that discards writes. The emulator copies no data for this drive.
     Null,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Instructions that the emulated machine executes from a VMM's start to its guest's first program, by the VMM, the host's kernel
-//! and the guest together.
+//! Instructions that the emulated machine executes from a VMM's start to its guest's first program. The count includes the guest,
+//! the VMM and the host's kernel.
 
 use std::time::Duration;
 

@@ -36,10 +36,10 @@ const OF_BASE: [OfBase; 5] = [
     ("vmm", &["devices", "kernel"], &["start_ms", "own_mib", "api_ready_ms", "api_us"]),
 ];
 
-/// Mode with static pinning. Its density is the base for the ratios of other modes.
+/// Mode with static pinning. In the table `density`, the results of other modes are divided by the results of this mode.
 const STATIC: &str = "no-viommu";
 
-/// Mode whose density ratio is the main figure.
+/// Mode whose ratios in the table `density` are the main figures.
 const DENSEST: &str = "bounce-reporting";
 
 /// Rounds and spread of a figure.
@@ -141,7 +141,7 @@ fn operations(samples: &[&Sample], table: &str, pairs: &[(&str, &str)], figures:
 /// Adds the ratios of figures to those of the other build of Carom, as `base_TABLE_MODE_KEYS_FIGURE`.
 fn against_base(samples: &[&Sample], figures: &mut Figures) {
     for (table, keys, names) in OF_BASE {
-        // The table of VMMs has VMMs as keys. The other tables have modes.
+        // The rows of the table `vmm` have a key `vmm`. The rows of other tables have a key `mode`.
         let by = if table == "vmm" { "vmm" } else { "mode" };
         let all: Vec<(u32, &Row)> = rows(samples, table).collect();
         for (round, row) in &all {
@@ -162,7 +162,7 @@ fn against_base(samples: &[&Sample], figures: &mut Figures) {
     }
 }
 
-/// Adds the ratios of operations per second between two jobs and one, as `scaling_MODE_PATTERN_SIZE_DRIVE`.
+/// Adds the ratios of operations per second with two jobs to those with one job, as `scaling_MODE_PATTERN_SIZE_DRIVE`.
 fn scaling(samples: &[&Sample], figures: &mut Figures) {
     let with = |jobs: u8| move |row: &Row| row.key("jobs").is_some_and(|own| *own == jobs);
     let (own, base) = (with(2), with(1));
@@ -173,7 +173,7 @@ fn scaling(samples: &[&Sample], figures: &mut Figures) {
     });
 }
 
-/// Adds the ratios of operations per second with and without seccomp filters, as `sandbox_MODE_SIZE`.
+/// Adds the ratios of operations per second with seccomp filters to those without, as `sandbox_MODE_SIZE`.
 fn sandbox(samples: &[&Sample], figures: &mut Figures) {
     let with = |filter| move |row: &Row| is(row, "seccomp", filter);
     let (own, base) = (with("true"), with("false"));

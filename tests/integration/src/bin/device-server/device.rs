@@ -43,7 +43,7 @@ impl Device {
         }
     }
 
-    /// Returns the file that the device waits for, in addition to its queues.
+    /// Returns the file that has new work for the device, in addition to the device's queues.
     pub(crate) fn source(&self, rings: &[Ring]) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Card(card) => card.source(rings),

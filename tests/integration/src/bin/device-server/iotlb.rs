@@ -42,7 +42,8 @@ pub(crate) enum Applied {
 }
 
 impl Iotlb {
-    /// Translates an access to `iova`. Returns the front end's address and the number of bytes to the mapping's end.
+    /// Translates an access to `iova`. Returns the address in the front end's address space, and the number of bytes to the end
+    /// of the mapping.
     pub(crate) fn find(&self, iova: u64, access: u8) -> Option<(u64, u64)> {
         let (start, entry) = self.entries.range(..=iova).next_back()?;
         let fits = entry.last >= iova && entry.access & access == access;

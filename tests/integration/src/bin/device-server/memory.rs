@@ -61,8 +61,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Converts the front end's address of a ring, `user`, to an address for accesses. If addresses are translated, `user` is an
-    /// IOVA already.
+    /// Converts the address of a ring that the front end has sent to an address for accesses. `user` is in the front end's
+    /// address space, or is an IOVA already if addresses are translated.
     pub(crate) fn ring_address(&self, user: u64) -> Result<u64> {
         if self.iotlb.is_some() {
             return Ok(user);

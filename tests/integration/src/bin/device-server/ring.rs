@@ -58,7 +58,7 @@ impl Ring {
         }
     }
 
-    /// Returns the next chain, if there is one. It stays the next chain until it is used.
+    /// Returns the next available chain, if any. A later call returns the same chain until the chain is used.
     pub(crate) fn chain(&self, memory: &Memory) -> Result<Option<Chain>, Fault> {
         if memory.short(self.available + 2)? == self.next {
             return Ok(None);
@@ -84,7 +84,7 @@ impl Ring {
 
     /// Returns a chain to the driver with the number of written bytes, and notifies the driver.
     pub(crate) fn put_used(&mut self, memory: &Memory, chain: &Chain, written: u32) -> Result<(), Fault> {
-        // Access the rings before changing anything, so that a fault leaves no partial change.
+        // First access both rings without changing them, so that a missing translation leaves no partial change.
         memory.short(self.available)?;
         memory.set_short(self.used + 2, self.next)?;
         let element = [u32::from(chain.head), written].map(u32::to_le_bytes);

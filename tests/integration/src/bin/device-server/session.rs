@@ -18,8 +18,7 @@ use crate::ring::Ring;
 const FEATURES: u64 = 1 << 32 | 1 << 30;
 /// `MQ`, `REPLY_ACK`, `CONFIGURE_MEM_SLOTS`.
 const PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 15;
-/// `VIRTIO_F_ACCESS_PLATFORM`: addresses are translated. `BACKEND_REQ`: the server requests translations over a channel of its
-/// own.
+/// `VIRTIO_F_ACCESS_PLATFORM`: addresses are translated. `BACKEND_REQ`: the server requests translations over a separate channel.
 const ACCESS_PLATFORM: u64 = 1 << 33;
 const BACKEND_REQ: u64 = 1 << 5;
 /// Maximum number of memory regions.

@@ -5,7 +5,7 @@
 pub(crate) const BAR_SIZE: u64 = 1 << 20;
 /// Size of configuration space, in bytes.
 pub(crate) const CONFIG_SIZE: usize = 256;
-/// Address of the device's buffer for the device's DMA, and length of the buffer.
+/// Address of the device's buffer, as drivers write it to the DMA registers, and length of the buffer.
 const BUFFER: u64 = 0x4_0000;
 const BUFFER_SIZE: usize = 4096;
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! vfio-user server whose device behaves like QEMU's edu (docs/specs/edu.rst), for tests of the client.
 //!
-//! It logs the client's requests and the results of its DMA, one line each: `map`, `unmap`, `dma` and `reset`. With each
-//! descriptor that it gets, it tries what a malicious server would try: to resize the memory, and to write to read-only memory.
+//! The server logs the client's requests and the results of the device's DMA, one line each: `map`, `unmap`, `dma` and `reset`.
+//! With each descriptor that it gets, it tries what a malicious server would try: to resize the memory, and to write to read-only
+//! memory.
 
 mod device;
 mod protocol;

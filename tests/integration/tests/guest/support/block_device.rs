@@ -57,7 +57,7 @@ impl FailingDevice {
     }
 
     pub(crate) fn path(&self) -> PathBuf {
-        // This is the kernel's own name. There is no udev that would create another.
+        // Use the kernel's own name of the device, because no udev creates another name.
         let minor = self.dmsetup("info", &["--columns", "--noheadings", "-o", "minor"]);
         PathBuf::from(format!("/dev/dm-{}", minor.trim()))
     }

@@ -37,10 +37,10 @@ fn call<const CALL: Opcode>(file: impl AsFd, name: &str, value: &[u8]) {
     let mut request = Request { name: [0; 16], value: [0; 24] };
     request.name[..name.len()].copy_from_slice(name.as_bytes());
     request.value[..value.len()].copy_from_slice(value);
-    // SAFETY: Each call takes a pointer to a `struct ifreq`, whose size `Request` has.
+    // SAFETY: Each call takes a pointer to a `struct ifreq`, and `Request` has the size of this structure.
     let update = unsafe { Updater::<CALL, Request>::new(&mut request) };
-    // SAFETY: The call takes a pointer to a `struct ifreq`, whose size `Request` has. The
-    // kind of file does not matter, because the kernel knows which calls each file supports.
+    // SAFETY: The call takes a pointer to a `struct ifreq`, and `Request` has the size of this structure. The kind of file does
+    // not matter, because the kernel knows which calls each file supports.
     unsafe { ioctl(file, update) }.unwrap();
 }
 

@@ -110,8 +110,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::results::tests::machine;
 
-    /// Returns the sample of a guest with one job that has these figures or failed. The guest was
-    /// restarted once.
+    /// Returns the sample of a guest with one job. `figures` contains its figures, or the reason why the guest failed. The guest
+    /// was restarted once.
     pub(crate) fn sample<F>(name: &str, round: u32, figures: Result<F, &str>) -> Sample<F> {
         let measured = figures.map(|figures| Measured { figures, versions: BTreeMap::new(), retries: 1 });
         Sample { name: name.into(), round, two_jobs: false, measured: measured.map_err(str::to_owned) }
