@@ -214,7 +214,7 @@ where
     })?;
     let mistake = |error: ConfigError| CliOutcome::Mistake(error.to_string());
     if cli.restore.is_some() && !cli.parts.0.is_empty() {
-        let rule = "takes no devices: the VM gets the devices that it was saved with";
+        let rule = "cannot be combined with options of devices (such as --disk or --iommu-bounce): leave them out, because the VM gets its saved devices";
         return Err(mistake(ConfigError::new(RestoreConfig::OPTION, rule)));
     }
     let has_vm = cli.kernel.is_some() || cli.firmware.is_some() || cli.restore.is_some();
@@ -454,7 +454,7 @@ mod tests {
             (&["--restore", "source_url=file:///s,resume=on", "--memory", "size=1G"][..], "--memory"),
             (
                 &["--restore", "source_url=file:///s,resume=on", "--device", "path=/d"][..],
-                "--restore: takes no devices",
+                "--restore: cannot be combined with options of devices",
             ),
         ] {
             let text = mistake(arguments);

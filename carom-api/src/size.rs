@@ -17,7 +17,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         .parse::<u64>()
         .ok()
         .and_then(|number| number.checked_mul(1 << shift))
-        .ok_or_else(|| format!("'{text}' is more than 64 bits can hold: use a smaller number"))
+        .ok_or_else(|| format!("'{text}' does not fit in 64 bits: use a smaller size"))
 }
 
 #[cfg(test)]

@@ -141,7 +141,10 @@ impl RestoreConfig {
     pub fn take_files(&mut self, files: Vec<OwnedFd>) -> Result<(), ConfigError> {
         let wanted = self.net_fds.iter().fold(0usize, |sum, net| sum.saturating_add(net.num_fds));
         if wanted != files.len() {
-            let rule = format!("{} descriptors came with the request, but the devices need {wanted}", files.len());
+            let rule = format!(
+                "{} descriptors came with the request, but the num_fds of all listed devices add up to {wanted}",
+                files.len()
+            );
             return Err(ConfigError::new(Self::NET_FDS, rule));
         }
         let mut files = files.into_iter();
@@ -170,7 +173,9 @@ impl RestoreConfig {
                 }
                 None => format!("the snapshot has no network device '{id}': leave it out"),
                 Some(net) if net.fds.is_empty() => {
-                    format!("'{id}' was saved without descriptors of another process: leave it out")
+                    format!(
+                        "network device '{id}' was saved without descriptors of another process, so it needs none: leave it out"
+                    )
                 }
                 // Descriptors can only be passed with an API request.
                 Some(_) if files.count() != *num_fds => {
@@ -186,7 +191,7 @@ impl RestoreConfig {
         if let Some(net) = config.net.iter().find(|net| !net.fds.is_empty()) {
             let (id, count) = (net.id.as_deref().unwrap_or_default(), net.fds.len());
             let rule = format!(
-                "'{id}' was saved with {count} descriptors of another process: pass new ones with the API request (SCM_RIGHTS)"
+                "network device '{id}' was saved with {count} descriptors of another process: restore the VM with the API request vm.restore, and pass new descriptors (SCM_RIGHTS)"
             );
             return Err(ConfigError::new(Self::NET_FDS, rule));
         }
@@ -211,9 +216,9 @@ impl RestoreConfig {
             return Ok(());
         }
         let rule = if self.prefault {
-            "on demand cannot be combined with prefault: leave one out"
+            "OnDemand cannot be combined with prefault: leave one out"
         } else if config.memory.all_zones().iter().any(MemoryZoneConfig::can_be_shared) {
-            "on demand is only possible with private RAM: use Copy for shared RAM and huge pages"
+            "OnDemand is only possible with private RAM: use Copy for shared RAM and huge pages"
         } else {
             return Ok(());
         };
@@ -270,7 +275,10 @@ mod tests {
     fn device_with_client_descriptors_gets_the_new_ones() {
         let mut source = restore(r#", "net_fds": [{"id": "a", "num_fds": 2, "fds": [23, 24]}]"#);
         let refused = source.take_files(vec![file()]).unwrap_err().explain(Terms::Json);
-        assert_eq!(refused, "net_fds: 1 descriptors came with the request, but the devices need 2");
+        assert_eq!(
+            refused,
+            "net_fds: 1 descriptors came with the request, but the num_fds of all listed devices add up to 2"
+        );
         source.take_files(vec![file(), file()]).unwrap();
         let mut vm = saved();
         source.apply(&mut vm).unwrap();
@@ -287,14 +295,14 @@ mod tests {
             source.take_files((0..files).map(|_| file()).collect()).unwrap();
             source.apply(&mut saved()).unwrap_err().explain(Terms::Json)
         };
-        let needs = "net_fds: 'a' was saved with 2 descriptors of another process: pass new ones with the API request (SCM_RIGHTS)";
+        let needs = "net_fds: network device 'a' was saved with 2 descriptors of another process: restore the VM with the API request vm.restore, and pass new descriptors (SCM_RIGHTS)";
         assert_eq!(refused("", 0), needs);
         assert_eq!(refused(r#", "net_fds": null"#, 0), needs);
         assert_eq!(
             refused(r#", "net_fds": [{"id": "c", "num_fds": 1}]"#, 1),
             "net_fds: the snapshot has no network device 'c': leave it out"
         );
-        let without = "net_fds: 'b' was saved without descriptors of another process: leave it out";
+        let without = "net_fds: network device 'b' was saved without descriptors of another process, so it needs none: leave it out";
         assert_eq!(refused(r#", "net_fds": [{"id": "b", "num_fds": 1}]"#, 1), without);
         let twice = r#", "net_fds": [{"id": "a", "num_fds": 2}, {"id": "a", "num_fds": 2}]"#;
         assert_eq!(refused(twice, 4), "net_fds: 'a' is given twice: leave one out");
@@ -324,12 +332,12 @@ mod tests {
         assert_eq!([applied("", &mut vm), applied(on_demand, &mut vm)], [Ok(false), Ok(false)]);
         assert_eq!(applied(r#", "memory_restore_mode": "Copy""#, &mut vm), Ok(true));
         let both = applied(&format!(r#"{on_demand}, "prefault": true"#), &mut vm);
-        assert_eq!(both, Err("memory_restore_mode: on demand cannot be combined with prefault: leave one out".into()));
+        assert_eq!(both, Err("memory_restore_mode: OnDemand cannot be combined with prefault: leave one out".into()));
         vm.memory.shared = true;
         assert!(
             applied(on_demand, &mut vm)
                 .unwrap_err()
-                .starts_with("memory_restore_mode: on demand is only possible with private RAM")
+                .starts_with("memory_restore_mode: OnDemand is only possible with private RAM")
         );
     }
 }

@@ -289,7 +289,7 @@ impl IommuBounceChange {
                 format!("{budget} bytes are not a positive multiple of {}M", CHUNK_SIZE / MIB)
             })?;
             ensure(budget <= max, field, || {
-                format!("{budget} bytes are more than max, the {max} bytes that the VM was created with")
+                format!("{budget} bytes are more than {max} bytes, the iommu_bounce.max that the VM was created with")
             })?;
             config.size = budget;
         }
@@ -324,17 +324,17 @@ impl VmResize {
         let (has, wanted) = (config.total(), self.desired_ram.unwrap_or(config.total()));
         ensure(wanted >= has, Self::DESIRED_RAM, || {
             format!(
-                "{wanted} bytes are less than the guest's {has}: a running guest cannot shrink, but a balloon can take RAM back"
+                "{wanted} bytes are less than the guest's {has} bytes: a running guest cannot shrink, but a balloon can take RAM back"
             )
         })?;
         let (more, step) = (wanted - has, HOTPLUG_GRANULE >> 20);
         ensure(more.is_multiple_of(HOTPLUG_GRANULE), Self::DESIRED_RAM, || {
-            format!("{wanted} bytes must exceed the guest's {has} by a multiple of {step}M")
+            format!("{wanted} bytes must exceed the guest's {has} bytes by a multiple of {step}M")
         })?;
         let room = config.hotplug_size.saturating_sub(added);
         ensure(more <= room, Self::DESIRED_RAM, || {
             let field = MemoryConfig::HOTPLUG_SIZE.name(Terms::Json);
-            format!("{wanted} bytes are {more} more than the guest has, but {field} leaves only {room}")
+            format!("{wanted} bytes are {more} more than the guest has, but {field} leaves only {room} more bytes")
         })?;
         Ok(more)
     }
@@ -352,7 +352,7 @@ impl VmResize {
             }
             (Some(bytes), Some(balloon)) => balloon.size = bytes,
             (Some(1..), None) => {
-                return Err(ConfigError::new(Self::DESIRED_BALLOON, "must be 0: the VM has no balloon"));
+                return Err(ConfigError::new(Self::DESIRED_BALLOON, "must be 0 or left out: the VM has no balloon"));
             }
             (Some(0) | None, _) => {}
         }
@@ -441,10 +441,10 @@ mod tests {
         };
         assert_eq!([more(1 << 30, 0), more((1 << 30) + (512 << 20), 0)], [Ok(0), Ok(512 << 20)]);
         assert_eq!(VmResize::default().more_ram(&config, 0), Ok(0));
-        let shrink = "desired_ram: 536870912 bytes are less than the guest's 1073741824: a running guest cannot shrink, but a balloon can take RAM back";
+        let shrink = "desired_ram: 536870912 bytes are less than the guest's 1073741824 bytes: a running guest cannot shrink, but a balloon can take RAM back";
         assert_eq!(more(1 << 29, 0), Err(shrink.into()));
         assert!(more((1 << 30) + (64 << 20), 0).unwrap_err().ends_with("by a multiple of 128M"));
-        let full = "desired_ram: 1342177280 bytes are 268435456 more than the guest has, but memory.hotplug_size leaves only 134217728";
+        let full = "desired_ram: 1342177280 bytes are 268435456 more than the guest has, but memory.hotplug_size leaves only 134217728 more bytes";
         assert_eq!(more(1280 << 20, 384 << 20), Err(full.into()));
     }
 

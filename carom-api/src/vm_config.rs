@@ -306,7 +306,7 @@ impl VmConfig {
         ConfigError::in_terms(most, |terms| {
             let counts: Vec<String> =
                 kinds.iter().map(|(field, count)| format!("{count} of {}", field.name(terms))).collect();
-            format!("{rule}, and there are {}", counts.join(", "))
+            format!("{rule}, but there are {}: use fewer devices, or another PCI segment", counts.join(", "))
         })
     }
 

@@ -59,7 +59,9 @@ fn check<'a>(
         } else if host_cpus.is_empty() {
             format!("{what} {number} has an empty list of host CPUs: name at least one")
         } else if let Some(cpu) = host_cpus.iter().find(|cpu| **cpu > MAX_HOST_CPU) {
-            format!("{what} {number} cannot run on host CPU {cpu}: the highest number is {MAX_HOST_CPU}")
+            format!(
+                "{what} {number} cannot run on host CPU {cpu}: the highest CPU number that Carom supports is {MAX_HOST_CPU}"
+            )
         } else {
             continue;
         };

@@ -180,7 +180,7 @@ impl FromStr for CpuTopology {
                 Ok(Self { threads_per_core, cores_per_die, dies_per_package, packages })
             }
             _ => {
-                let rule = format!("'{text}' is not THREADS:CORES:DIES:PACKAGES with four numbers");
+                let rule = format!("'{text}' must be four numbers THREADS:CORES:DIES:PACKAGES, such as 1:4:1:1");
                 Err(ConfigError::new(CpusConfig::TOPOLOGY, rule))
             }
         }
@@ -229,7 +229,7 @@ mod tests {
             ("[2@[0]]", "vCPU 2 does not exist: the last vCPU is 1"),
             ("[1@[0],1@[1]]", "vCPU 1 is given twice: list it once"),
             ("[0@[]]", "vCPU 0 has an empty list of host CPUs: name at least one"),
-            ("[0@[1024]]", "vCPU 0 cannot run on host CPU 1024: the highest number is 1023"),
+            ("[0@[1024]]", "vCPU 0 cannot run on host CPU 1024: the highest CPU number that Carom supports is 1023"),
         ] {
             assert_eq!(check(&format!("affinity={text}")), Err(format!("--cpus affinity: {rule}")));
         }

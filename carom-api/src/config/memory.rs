@@ -140,7 +140,7 @@ impl MemoryConfig {
         ensure(
             !self.mergeable || !self.can_be_shared(),
             Self::MERGEABLE,
-            || "must be off with shared or hugepages: the host merges private pages only",
+            || "must be off if shared or hugepages is on: the host merges only private pages",
         )
     }
 

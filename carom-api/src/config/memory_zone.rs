@@ -97,7 +97,7 @@ impl MemoryZoneConfig {
     /// Checks all zones of a VM together.
     pub(super) fn check_all(zones: &[Self]) -> Result<(), ConfigError> {
         let (count, most) = (zones.len(), MAX_MEMORY_ZONES);
-        ensure(count <= most, Self::OPTION, || format!("has {count} zones, but the maximum is {most}"))?;
+        ensure(count <= most, Self::OPTION, || format!("the VM has {count} zones, but the maximum is {most}"))?;
         let mut seen = BTreeSet::new();
         let mut start = 0;
         for zone in zones {
@@ -125,12 +125,13 @@ impl MemoryZoneConfig {
         check(is_used, Self::HUGEPAGE_SIZE, "needs hugepages to be on")?;
         check([2 * MIB, GIB].contains(&page), Self::HUGEPAGE_SIZE, &format!("{page} is neither 2M nor 1G"))?;
         let is_huge = !hugepages || size.is_multiple_of(page) && low.is_multiple_of(page);
-        let rule =
-            format!("{size} bytes, of which {low} lie below 3G, cannot be split into huge pages of {page} bytes");
+        let rule = format!(
+            "the size of {size} bytes and the {low} bytes below address 3G must both be multiples of the huge page size, {page} bytes"
+        );
         check(is_huge, Self::SIZE, &rule)?;
         let rule = "cannot be combined with hugepages: the file system determines the page size of a file";
         check(!hugepages || !has_file, Self::FILE, rule)?;
-        let rule = "must be off with shared or hugepages: the host merges private pages only";
+        let rule = "must be off if shared or hugepages is on: the host merges only private pages";
         check(!self.mergeable || !self.can_be_shared(), Self::MERGEABLE, rule)?;
         let exists = node.is_none_or(|node| node <= MAX_HOST_NODE);
         check(exists, Self::HOST_NUMA_NODE, &format!("is above the maximum of {MAX_HOST_NODE}"))?;
@@ -165,7 +166,7 @@ mod tests {
             (&["id=a,size=2M,hugepages=on,hugepage_size=1G"], "--memory-zone size: 2097152 bytes, of which"),
             (
                 &["id=a,size=512M", "id=b,size=3G,hugepages=on,hugepage_size=1G"],
-                "--memory-zone size: 3221225472 bytes, of which 2684354560 lie below 3G, cannot be split into huge pages",
+                "--memory-zone size: the size of 3221225472 bytes and the 2684354560 bytes below address 3G must both be",
             ),
             (&["id=a,size=2M,hugepages=on,file=/f"], "--memory-zone file: cannot be combined with hugepages"),
             (&["id=a,size=2M,shared=on,mergeable=on"], "--memory-zone mergeable: must be off"),
@@ -179,7 +180,7 @@ mod tests {
         assert_eq!(refused(&["id=a,size=1G", "id=b,size=4G,hugepages=on,hugepage_size=1G"]), None);
         let many: Vec<_> = (0..33).map(|id| format!("id=z{id},size=2M")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        assert_eq!(refused(&many).unwrap(), "--memory-zone: has 33 zones, but the maximum is 32");
+        assert_eq!(refused(&many).unwrap(), "--memory-zone: the VM has 33 zones, but the maximum is 32");
         assert_eq!(refused(&many[..32]), None);
     }
 

@@ -124,7 +124,9 @@ impl NumaConfig {
         })?;
         memory.zones.iter().try_for_each(|zone| {
             let has_node = of_zones.0.contains_key(&zone.id);
-            ensure(has_node, Self::MEMORY_ZONES, || format!("zone {} belongs to no node: add it to a node", zone.id))
+            ensure(has_node, Self::MEMORY_ZONES, || {
+                format!("zone '{}' belongs to no node: list the zone in one node", zone.id)
+            })
         })
     }
 
@@ -195,7 +197,7 @@ mod tests {
                 &[both, "guest_numa_id=1,memory_zones=b"],
                 "--numa memory_zones: node 1 lists zone b, which node 0 lists too",
             ),
-            (&["guest_numa_id=0,memory_zones=a"], "--numa memory_zones: zone b belongs to no node"),
+            (&["guest_numa_id=0,memory_zones=a"], "--numa memory_zones: zone 'b' belongs to no node"),
             (&["guest_numa_id=0,pci_segments=2,memory_zones=[a,b]"], "--numa pci_segments: "),
             (
                 &[both, "guest_numa_id=1,distances=[2@20]"],

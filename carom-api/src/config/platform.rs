@@ -131,7 +131,9 @@ impl PlatformConfig {
             let is_plain = !text.chars().any(char::is_control);
             ensure(is_plain, field, || "has a control character: SMBIOS strings cannot have any")?;
             let most = Self::MAX_STRINGS;
-            ensure(len <= most, field, || format!("makes the SMBIOS strings exceed {most} bytes: shorten it"))
+            ensure(len <= most, field, || {
+                format!("makes all SMBIOS strings together longer than {most} bytes: shorten a string")
+            })
         };
         for (key, text) in self.smbios_strings() {
             // The system and chassis tables both contain the manufacturer.
@@ -162,7 +164,9 @@ impl PlatformConfig {
             uuid.map_err(|error| {
                 ConfigError::new(
                     Self::OPTION.key(key),
-                    format!("is not a UUID: {error}; a valid UUID is 00112233-4455-6677-8899-aabbccddeeff"),
+                    format!(
+                        "is not a UUID: {error}; an example of a valid UUID is 00112233-4455-6677-8899-aabbccddeeff"
+                    ),
                 )
             })?;
         }
@@ -185,7 +189,7 @@ impl PlatformConfig {
         for (place, segment) in self.iommu_segments.iter().enumerate() {
             self.check_segment(Self::IOMMU_SEGMENTS, *segment)?;
             let is_first = !self.iommu_segments[..place].contains(segment);
-            ensure(is_first, Self::IOMMU_SEGMENTS, || format!("{segment} is given twice: list it once"))?;
+            ensure(is_first, Self::IOMMU_SEGMENTS, || format!("segment {segment} is given twice: list it once"))?;
         }
         Ok(())
     }
@@ -198,7 +202,7 @@ impl PlatformConfig {
         let last = self.num_pci_segments.saturating_sub(1);
         ensure_in_terms(segment < self.num_pci_segments, field, |terms| {
             let number = Self::NUM_PCI_SEGMENTS.name(terms);
-            format!("segment {segment} does not exist: the last segment is {last} ({number})")
+            format!("segment {segment} does not exist: the last segment is {last}; raise {number} for more segments")
         })
     }
 }
@@ -262,8 +266,11 @@ mod tests {
             ("system_uuid=x", "--platform system_uuid: is not a UUID: "),
             ("system_family=a\nb", "--platform system_family: has a control character"),
             ("oem_strings=[a,,b]", "--platform oem_strings: has an empty string"),
-            (&long, "--platform system_family: makes the SMBIOS strings exceed 61440 bytes"),
-            (&twice_too_long, "--platform system_manufacturer: makes the SMBIOS strings exceed 61440 bytes"),
+            (&long, "--platform system_family: makes all SMBIOS strings together longer than 61440 bytes"),
+            (
+                &twice_too_long,
+                "--platform system_manufacturer: makes all SMBIOS strings together longer than 61440 bytes",
+            ),
             (
                 "serial_number=1,system_serial_number=2",
                 "--platform system_serial_number: differs from --platform serial_number, an older name",
@@ -290,8 +297,11 @@ mod tests {
         assert_eq!(iommu("[0,2]").unwrap().iommu_segments, [0, 2]);
         assert_eq!(iommu("1").unwrap().iommu_segments, [1]);
         for (text, rule) in [
-            ("3", "segment 3 does not exist: the last segment is 2 (--platform num_pci_segments)"),
-            ("[1,0-1]", "1 is given twice: list it once"),
+            (
+                "3",
+                "segment 3 does not exist: the last segment is 2; raise --platform num_pci_segments for more segments",
+            ),
+            ("[1,0-1]", "segment 1 is given twice: list it once"),
             ("[x]", "'[x]' is neither a number nor a list of numbers such as [0,2-4]"),
         ] {
             assert_eq!(iommu(text).unwrap_err().to_string(), format!("--platform iommu_segments: {rule}"));

@@ -50,8 +50,13 @@ impl TokenBucket {
         match (size, refill_time) {
             (Some(size), Some(refill_time)) => Ok(Some(Self { size, one_time_burst, refill_time })),
             (None, None) if one_time_burst.is_none() => Ok(None),
-            (None, _) => Err(ConfigError::new(option.key(size_key), "is required for a rate limit")),
-            (_, None) => Err(ConfigError::new(option.key(refill_key), "is required for a rate limit")),
+            (None, _) => {
+                Err(ConfigError::new(option.key(size_key), "is required: a rate limit needs a size and a refill time"))
+            }
+            (_, None) => Err(ConfigError::new(
+                option.key(refill_key),
+                "is required: a rate limit needs a size and a refill time",
+            )),
         }
     }
 

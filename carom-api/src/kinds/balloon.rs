@@ -54,7 +54,7 @@ impl KindConfig for BalloonConfig {
              untranslated addresses"
         })?;
         let size = self.size;
-        ensure(size.is_multiple_of(PAGE), Self::SIZE, || format!("{size} bytes are not a multiple of {PAGE}"))?;
+        ensure(size.is_multiple_of(PAGE), Self::SIZE, || format!("{size} bytes are not a multiple of {PAGE} bytes"))?;
         ensure_in_terms(size <= memory.total(), Self::SIZE, |terms| {
             format!("{size} bytes are more than the guest's RAM ({})", MemoryConfig::SIZE.name(terms))
         })
@@ -80,7 +80,7 @@ mod tests {
         let memory = MemoryConfig::with_size(64 << 20);
         let refused = |text| balloon(text).check(&memory).unwrap_err().explain(Terms::Json);
         assert_eq!(balloon("size=64M").check(&memory), Ok(()));
-        assert_eq!(refused("size=4097"), "balloon.size: 4097 bytes are not a multiple of 4096");
+        assert_eq!(refused("size=4097"), "balloon.size: 4097 bytes are not a multiple of 4096 bytes");
         assert_eq!(refused("size=65M"), "balloon.size: 68157440 bytes are more than the guest's RAM (memory.size)");
     }
 

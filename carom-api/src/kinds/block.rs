@@ -201,7 +201,7 @@ impl KindConfig for DiskConfig {
         ensure(
             has_one_limit,
             Self::RATE_LIMIT_GROUP,
-            || "cannot be combined with a rate limit of the disk's own: leave one out",
+            || "cannot be combined with a rate limit for this disk alone: leave one of the two limits out",
         )?;
         VirtQueueAffinity::check_all(&self.queue_affinity, Self::QUEUE_AFFINITY, self.num_queues)?;
         self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION))

@@ -103,8 +103,9 @@ mod tests {
     #[test]
     fn memory_must_be_shared_with_the_server() {
         let error = fs("tag=t,socket=/s").check(&MemoryConfig::default()).unwrap_err();
-        let wanted = "--fs socket: the server gets access to all guest RAM, which needs --memory shared=on";
+        let wanted =
+            "--fs socket: the server must be able to map all guest RAM, so the device needs --memory shared=on";
         assert_eq!(error.to_string(), wanted);
-        assert!(error.explain(Terms::Json).ends_with("which needs memory.shared to be true"), "{error}");
+        assert!(error.explain(Terms::Json).ends_with("so the device needs memory.shared to be true"), "{error}");
     }
 }

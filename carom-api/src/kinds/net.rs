@@ -274,7 +274,7 @@ impl KindConfig for NetConfig {
         let mtu = self.mtu.unwrap_or(MIN_MTU);
         ensure(mtu >= MIN_MTU, Self::MTU, || format!("{mtu} is below the minimum of {MIN_MTU}"))?;
         ensure(self.tap.as_deref().is_none_or(is_interface_name), Self::TAP, || {
-            format!("is not a valid interface name: use 1 to {MAX_NAME} bytes without '/', ':', '%' and blanks")
+            format!("is not a valid interface name: use 1 to {MAX_NAME} bytes without '/', ':', '%' or blanks")
         })?;
         if let Some(mask) = self.mask {
             self.check_mask(mask)?;
@@ -282,7 +282,7 @@ impl KindConfig for NetConfig {
         ensure(
             self.fds.is_empty(),
             Self::FD,
-            || "has only descriptor numbers of the client: pass the descriptors with the request (SCM_RIGHTS), one for each pair of queues",
+            || "holds descriptor numbers of the client's process, which Carom cannot use: pass the descriptors with the request (SCM_RIGHTS), one for each pair of queues",
         )?;
         self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION))
     }

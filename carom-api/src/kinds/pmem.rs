@@ -62,7 +62,7 @@ impl PmemConfig {
     pub fn check_size(size: u64) -> Result<(), ConfigError> {
         let fits = size != 0 && size.is_multiple_of(GRANULE) && size <= MAX_SIZE;
         ensure(fits, Self::SIZE, || {
-            format!("{size} bytes are not a positive multiple of {}M up to {MAX_SIZE}", GRANULE / MIB)
+            format!("{size} bytes are not a positive multiple of {}M up to {MAX_SIZE} bytes", GRANULE / MIB)
         })
     }
 }
@@ -97,7 +97,10 @@ mod tests {
         for size in [0, 1, GRANULE + 4096, MAX_SIZE + GRANULE] {
             let pmem = PmemConfig { size: Some(size), ..serde_json::from_str(r#"{"file": "/f"}"#).unwrap() };
             let error = pmem.check(&MemoryConfig::default()).unwrap_err().explain(Terms::Json);
-            assert_eq!(error, format!("pmem.size: {size} bytes are not a positive multiple of 2M up to {MAX_SIZE}"));
+            assert_eq!(
+                error,
+                format!("pmem.size: {size} bytes are not a positive multiple of 2M up to {MAX_SIZE} bytes")
+            );
         }
     }
 }

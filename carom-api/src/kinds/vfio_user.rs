@@ -60,7 +60,7 @@ impl KindConfig for UserDeviceConfig {
         ensure_in_terms(self.iommu || memory.can_be_shared(), Self::IOMMU, |terms| {
             let shared = MemoryConfig::SHARED.turned_on(terms);
             format!(
-                "is off, so the server gets access to all guest RAM, which needs {shared}. Turn iommu on to \
+                "is off, so the server must be able to map all guest RAM, and the device needs {shared}. Or turn iommu on to \
                  give the server access only to memory that the guest maps"
             )
         })

@@ -38,7 +38,10 @@ pub(super) fn check_socket(field: Field, path: &Path) -> Result<(), ConfigError>
 /// Checks that the guest's RAM can be shared with the server.
 pub(super) fn check_memory(field: Field, memory: &MemoryConfig) -> Result<(), ConfigError> {
     ensure_in_terms(memory.can_be_shared(), field, |terms| {
-        format!("the server gets access to all guest RAM, which needs {}", MemoryConfig::SHARED.turned_on(terms))
+        format!(
+            "the server must be able to map all guest RAM, so the device needs {}",
+            MemoryConfig::SHARED.turned_on(terms)
+        )
     })
 }
 

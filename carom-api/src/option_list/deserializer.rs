@@ -271,8 +271,8 @@ impl<'a> Reader<'a> {
     pub(super) fn number<T: FromStr>(self) -> Result<T, ConfigError> {
         let text = self.text()?;
         text.parse().map_err(|_| match self.form {
-            Form::Half => self.error(format!("'{text}' is not a whole number in the allowed range")),
-            _ => self.error("is not a whole number in the allowed range"),
+            Form::Half => self.error(format!("'{text}' is not a whole number of 0 or more, or is too large")),
+            _ => self.error("is not a whole number of 0 or more, or is too large"),
         })
     }
 }
@@ -379,7 +379,9 @@ impl<'de> Deserializer<'de> for Element<'_, '_> {
     fn deserialize_u16<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ConfigError> {
         let list = self.of.list;
         let mut numbers = parse_numbers(&list.text()?).map_err(|rule| list.error(rule))?.into_iter();
-        let first = numbers.next().ok_or_else(|| list.error("is an empty list in double quotes"))?;
+        let first = numbers
+            .next()
+            .ok_or_else(|| list.error("is an empty list in double quotes: write the list without double quotes"))?;
         self.of.numbers = Some(numbers);
         visitor.visit_u16(first)
     }
@@ -390,7 +392,8 @@ impl<'de> Deserializer<'de> for Element<'_, '_> {
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ConfigError> {
         let list = self.of.list;
-        let wrong = || list.error(format!("'{}' is not a list of pairs such as [0@[2,3],1@[4]]", list.raw));
+        let wrong =
+            || list.error(format!("'{}' is not a list of pairs NUMBER@VALUE, such as [0@[2,3],1@[4]]", list.raw));
         let halves = grammar::split_at_sign(self.raw.trim()).filter(|_| self.of.is_list).ok_or_else(wrong)?;
         let halves = [halves.0, halves.1].map(|raw| Reader { raw, form: Form::Half, ..list });
         if halves.iter().any(|half| half.raw.is_empty() || half.raw == "\"\"") {

@@ -88,23 +88,29 @@ fn too_many_devices_are_refused() {
     };
     let fits = |behind, beside| fits_with(false, behind, beside);
     assert_eq!((fits(0, 30), fits(16, 14), fits(1, 14)), (Ok(()), Ok(()), Ok(())));
-    assert_eq!(fits(0, 31).unwrap_err(), "--device: at most 30 devices fit on the bus, and there are 31 of --device");
+    assert_eq!(
+        fits(0, 31).unwrap_err(),
+        "--device: at most 30 devices fit on the bus, but there are 31 of --device: use fewer devices, or another PCI segment"
+    );
     assert_eq!(
         fits(17, 0).unwrap_err(),
-        "--device: at most 16 devices fit behind the virtio-iommu, and there are 17 of --device"
+        "--device: at most 16 devices fit behind the virtio-iommu, but there are 17 of --device: use fewer devices, or another PCI segment"
     );
     let refused_beside = fits(1, 15).unwrap_err();
-    let rule = "at most 14 devices with iommu off fit on the bus, and there are 15 of --device";
+    let rule = "at most 14 devices with iommu off fit on the bus, but there are 15 of --device: use fewer devices, or another PCI segment";
     assert_eq!(refused_beside, format!("--device: {rule}"));
     let watchdog = VmConfig { watchdog: true, pvpanic: true, ..config() };
     let devices = |count: usize| (0..count).map(device).collect();
     assert!(VmConfig { devices: devices(28), ..watchdog.clone() }.check().is_ok());
     let many = refused(VmConfig { devices: devices(29), ..watchdog });
-    assert_eq!(many.to_string(), "--device: at most 28 devices fit on the bus, and there are 29 of --device");
+    assert_eq!(
+        many.to_string(),
+        "--device: at most 28 devices fit on the bus, but there are 29 of --device: use fewer devices, or another PCI segment"
+    );
     assert_eq!((fits_with(true, 0, 29), fits_with(true, 16, 13)), (Ok(()), Ok(())));
     assert_eq!(
         fits_with(true, 0, 30).unwrap_err(),
-        "--device: at most 29 devices fit on the bus, and there are 30 of --device"
+        "--device: at most 29 devices fit on the bus, but there are 30 of --device: use fewer devices, or another PCI segment"
     );
     assert!(fits_with(true, 1, 14).unwrap_err().contains("at most 13 devices with iommu off"));
 }
@@ -122,7 +128,10 @@ fn each_segment_has_slots_of_its_own() {
     };
     assert_eq!(fits("num_pci_segments=2", &[(0, false, 30), (1, false, 31)]), Ok((0, 31)));
     let refused = fits("num_pci_segments=2", &[(1, false, 32)]).unwrap_err();
-    assert_eq!(refused, "--device: at most 31 devices fit on the bus on segment 1, and there are 32 of --device");
+    assert_eq!(
+        refused,
+        "--device: at most 31 devices fit on the bus on segment 1, but there are 32 of --device: use fewer devices, or another PCI segment"
+    );
     assert_eq!(
         fits("num_pci_segments=2", &[(0, true, 16), (0, false, 14), (1, true, 17), (1, false, 14)]),
         Ok((17, 14))
@@ -130,17 +139,20 @@ fn each_segment_has_slots_of_its_own() {
     let refused = fits("num_pci_segments=2", &[(1, true, 18)]).unwrap_err();
     assert_eq!(
         refused,
-        "--device: at most 17 devices fit behind the virtio-iommu on segment 1, and there are 18 of --device"
+        "--device: at most 17 devices fit behind the virtio-iommu on segment 1, but there are 18 of --device: use fewer devices, or another PCI segment"
     );
     // All devices of a segment in `iommu_segments` are behind the virtio-iommu.
     assert_eq!(fits("num_pci_segments=2,iommu_segments=1", &[(0, false, 14), (1, false, 31)]), Ok((31, 0)));
     assert_eq!(fits("iommu_segments=0", &[(0, false, 30)]), Ok((0, 0)));
     let refused = fits("iommu_segments=0", &[(0, false, 31)]).unwrap_err();
-    assert_eq!(refused, "--device: at most 30 devices fit behind the virtio-iommu, and there are 31 of --device");
+    assert_eq!(
+        refused,
+        "--device: at most 30 devices fit behind the virtio-iommu, but there are 31 of --device: use fewer devices, or another PCI segment"
+    );
     let refused = fits("num_pci_segments=2", &[(2, false, 1)]).unwrap_err();
     assert_eq!(
         refused,
-        "--device pci_segment: segment 2 does not exist: the last segment is 1 (--platform num_pci_segments)"
+        "--device pci_segment: segment 2 does not exist: the last segment is 1; raise --platform num_pci_segments for more segments"
     );
 }
 
@@ -169,8 +181,7 @@ fn devices_of_all_kinds_share_the_bus() {
     config.devices = (0..16).map(|number| format!("path=/{number},iommu=on").parse().unwrap()).collect();
     config.clone().check().unwrap();
     config.user_devices.push("socket=/s,iommu=on".parse().unwrap());
-    let rule =
-        "--device: at most 16 devices fit behind the virtio-iommu, and there are 16 of --device, 1 of --user-device";
+    let rule = "--device: at most 16 devices fit behind the virtio-iommu, but there are 16 of --device, 1 of --user-device: use fewer devices, or another PCI segment";
     assert_eq!(refused(config).to_string(), rule);
 }
 
@@ -178,9 +189,12 @@ fn devices_of_all_kinds_share_the_bus() {
 fn too_many_disks_are_reported_as_disks() {
     let disks = (0..31).map(|number| format!("path=/{number}").parse().unwrap()).collect();
     let error = refused(VmConfig { disks, net: vec!["tap=t".parse().unwrap()], ..config() });
-    assert_eq!(error.to_string(), "--disk: at most 30 devices fit on the bus, and there are 31 of --disk, 1 of --net");
+    assert_eq!(
+        error.to_string(),
+        "--disk: at most 30 devices fit on the bus, but there are 31 of --disk, 1 of --net: use fewer devices, or another PCI segment"
+    );
     assert!(
-        error.explain(Terms::Json).starts_with("disks: at most 30 devices fit on the bus, and there are 31 of disks")
+        error.explain(Terms::Json).starts_with("disks: at most 30 devices fit on the bus, but there are 31 of disks")
     );
 }
 

@@ -100,7 +100,7 @@ fn client_fd_numbers_are_accepted_only_with_passed_descriptors() {
     assert!(serde_json::to_value(&device).unwrap().get("fds").is_none());
     let refused = read().check(&MemoryConfig::default()).unwrap_err();
     assert!(
-        refused.explain(Terms::Json).contains("fds: has only descriptor numbers of the client"),
+        refused.explain(Terms::Json).contains("fds: holds descriptor numbers of the client"),
         "{}",
         refused.explain(Terms::Json)
     );

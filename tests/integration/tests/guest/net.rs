@@ -171,7 +171,10 @@ fn card_with_a_client_descriptor_is_restored_with_another() {
     put(&vmm, "vm.delete", &Value::Null);
     let restore = |body: Value, files: &[&File]| put_with_descriptors(&vmm.socket(), "vm.restore", &body, files);
     let (status, message) = restore(json!({"source_url": url}), &[]);
-    assert!(status == 400 && message.contains("net_fds: 'card' was saved with 1 descriptors"), "{status}: {message}");
+    assert!(
+        status == 400 && message.contains("net_fds: network device 'card' was saved with 1 descriptors"),
+        "{status}: {message}"
+    );
     let wanted = json!({"source_url": url, "net_fds": [{"id": "card", "num_fds": 1, "fds": [9]}], "resume": true});
     let (status, message) = restore(wanted.clone(), &[]);
     assert!(

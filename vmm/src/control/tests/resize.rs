@@ -49,7 +49,11 @@ fn ram_grows_within_hotplug_size_and_failed_growth_changes_none() {
     resize(&mut control, booted + 128).unwrap();
     assert_eq!(size(&mut control), booted + 128);
     assert!(resize(&mut control, booted).unwrap_err().contains("bytes are less than the"));
-    assert!(resize(&mut control, booted + 384).unwrap_err().ends_with("memory.hotplug_size leaves only 134217728"));
+    assert!(
+        resize(&mut control, booted + 384)
+            .unwrap_err()
+            .ends_with("memory.hotplug_size leaves only 134217728 more bytes")
+    );
     resize(&mut control, booted + 256).unwrap();
     assert_eq!(size(&mut control), booted + 256);
     control.delete();
