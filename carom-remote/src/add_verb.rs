@@ -26,7 +26,7 @@ fn parse(kind: &'static Kind, text: &str) -> Result<PartConfig, ConfigError> {
     if part.inherited().is_empty() {
         return Ok(part);
     }
-    let rule = "works only on the command line of carom; over the API, descriptors must be sent with the request (SCM_RIGHTS), which carom-remote does not support";
+    let rule = "works only on the command line of carom: carom-remote cannot pass descriptors, so send them with an API request (SCM_RIGHTS) instead";
     Err(ConfigError::new(kind.field.key("fd"), rule))
 }
 

@@ -149,7 +149,7 @@ fn parse_threshold(text: &str) -> Result<u32, String> {
     if text == "auto" {
         return Ok(0);
     }
-    u32::try_from(parse_size(text)?).map_err(|_| format!("'{text}' does not fit in 32 bits"))
+    u32::try_from(parse_size(text)?).map_err(|_| format!("'{text}' is above the maximum of 4294967295"))
 }
 
 fn parse_max_mapped(text: &str) -> Result<u64, String> {
@@ -161,7 +161,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
     if (0.1..=3600.0).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))
     } else {
-        Err(format!("{seconds} s is not in the range 0.1 to 3600"))
+        Err(format!("{seconds} s is not between 0.1 s and 3600 s"))
     }
 }
 

@@ -173,10 +173,10 @@ pub trait GuestRam: Send + Sync {
 #[derive(Debug, Error)]
 pub enum ChunkError {
     /// No chunk is free, or the host is out of memory. The guest sees `NOMEM`.
-    #[error("no memory for another chunk")]
+    #[error("no window chunk is free, or the host is out of memory")]
     NoResources,
     /// The host refused for another reason. The guest sees `DEVERR`.
-    #[error("the host refused a chunk: {0}")]
+    #[error("the host refused an operation on a window chunk: {0}")]
     Host(#[from] io::Error),
 }
 

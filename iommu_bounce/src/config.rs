@@ -111,7 +111,7 @@ pub struct WindowConfig {
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// `page_size_mask` is zero.
-    #[error("page_size_mask is 0: it needs at least one bit, such as 12 for pages of 4 KiB")]
+    #[error("page_size_mask is 0: set at least one bit, such as bit 12 for pages of 4 KiB")]
     NoPageSize,
     /// A range ends before it starts.
     #[error("{0} is empty: its end must not be below its start")]
@@ -123,10 +123,10 @@ pub enum ConfigError {
     #[error("limits.{0} is 0: it must be at least 1")]
     ZeroLimit(&'static str),
     /// `max_step` is not a power of two, or is smaller than the granule.
-    #[error("limits.max_piece is {0:#x}: it must be a power of two and at least the granule")]
+    #[error("limits.max_step is {0:#x}: it must be a power of two and at least the granule, the smallest page size")]
     Step(u64),
     /// The window configuration is given without a chunk store, or a chunk store without a window configuration.
-    #[error("bounce windows need both a window configuration and a chunk store, and only one of them is given")]
+    #[error("bounce windows need a window configuration and a chunk store, but only one of the two is given")]
     WindowAndStore,
     /// The chunk size is not a power of two, or is smaller than the granule.
     #[error("the chunk size is {chunk:#x}: it must be a power of two and at least the granule of {granule:#x} bytes")]
@@ -173,7 +173,7 @@ pub enum ConfigError {
     NoEndpoint(EndpointId),
     /// The host's smallest page is larger than the engine's smallest page.
     #[error(
-        "endpoint {id:#x}: the host maps pages of {host:#x} bytes, but page_size_mask promises {granule:#x}: raise its lowest bit"
+        "endpoint {id:#x}: the host's smallest page has {host:#x} bytes, but page_size_mask promises {granule:#x} bytes: clear the lower bits of page_size_mask"
     )]
     EndpointGranule {
         /// The endpoint.
@@ -184,16 +184,16 @@ pub enum ConfigError {
         granule: u64,
     },
     /// The host can translate no IOVA of the input range.
-    #[error("endpoint {0:#x}: the host translates no IOVA within input_range")]
+    #[error("endpoint {0:#x}: the host can translate no IOVA of the engine's input_range")]
     EndpointRange(EndpointId),
     /// The endpoint starts in bypass mode, but the host cannot map all RAM for it.
     #[error(
-        "endpoint {0:#x}: bypass is on, but the host does not map all guest RAM for it: raise its limits, or turn bypass off"
+        "endpoint {0:#x}: bypass is on, but the host cannot map all guest RAM: raise the host's limits on pinned memory, or turn bypass off"
     )]
     EndpointBypass(EndpointId),
     /// The host cannot translate the whole aperture.
     #[error(
-        "endpoint {id:#x}: the host does not translate the window aperture {start:#x} to {end:#x}: move the aperture"
+        "endpoint {id:#x}: the host cannot translate the whole window aperture {start:#x} to {end:#x}: move the aperture"
     )]
     EndpointAperture {
         /// The endpoint.
@@ -320,7 +320,7 @@ impl WindowConfig {
             return Err(ConfigError::EmptyRange("window.aperture"));
         }
         if start % chunk != 0 || end.wrapping_add(1) % chunk != 0 {
-            return broken("must start and end on whole chunks");
+            return broken("must start and end at multiples of the chunk size");
         }
         let msi = &config.msi_window;
         if start < FOUR_GIB && (end >= FOUR_GIB || end >= *msi.start()) {

@@ -216,7 +216,7 @@ impl Engine {
                 self.evict_all();
             }
         } else {
-            warn!("the driver changed features without a reset: ignored");
+            warn!("virtio-iommu: ignored the driver's new features, because features can change only after a reset");
         }
     }
 
@@ -405,7 +405,7 @@ impl Engine {
         }
         self.accepted = 0;
         if let Err(status) = self.settle_in_time(&self.spaces.ids(), false) {
-            warn!("cannot map RAM for all endpoints in bypass mode ({status:?})");
+            warn!("virtio-iommu: cannot map RAM for all endpoints in bypass mode: {status:?}");
         }
     }
 
@@ -497,7 +497,7 @@ impl Engine {
         if self.bypass && self.counters.stuck_ranges == 0 {
             let outcome = self.settle_in_time(&self.spaces.ids(), true);
             if let Err(status) = outcome {
-                log::debug!("cannot map RAM for all endpoints in bypass mode yet ({status:?})");
+                log::debug!("virtio-iommu: cannot map RAM for all endpoints in bypass mode yet: {status:?}");
             }
         }
     }

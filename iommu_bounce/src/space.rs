@@ -144,7 +144,7 @@ impl Spaces {
     ) -> Result<(), Status> {
         self.get_mut(to).mapper.adopt(endpoint).map_err(|error| {
             counters.host_errors += 1;
-            warn!("cannot move endpoint {endpoint:#x} to another address space: {error}");
+            warn!("virtio-iommu: cannot move endpoint {endpoint:#x} to another address space of the host: {error}");
             Status::DevErr
         })?;
         self.get_mut(from).endpoints.retain(|other| *other != endpoint);
@@ -319,7 +319,10 @@ impl Space {
         if self.tables.as_mut().is_some_and(|tables| !tables.touch(iova, iova + (len - 1))) {
             if !self.tables_were_full {
                 self.tables_were_full = true;
-                warn!("endpoint {:#x}: no more page tables: its mappings were spread over too many places", self.name);
+                warn!(
+                    "virtio-iommu: endpoint {:#x}: MAP fails, because the mappings are spread over too many places and need more page tables than allowed",
+                    self.name
+                );
             }
             return Err(Status::NoMem);
         }
@@ -336,7 +339,7 @@ impl Space {
             Err(error) => {
                 counters.host_errors += 1;
                 // The log level is not `warn`, because a guest can cause any number of such errors.
-                debug!("endpoint {:#x}: cannot map {len:#x} bytes at IOVA {iova:#x}: {error}", self.name);
+                debug!("virtio-iommu: endpoint {:#x}: cannot map {len:#x} bytes at IOVA {iova:#x}: {error}", self.name);
                 Err(match error {
                     MapError::NoResources => Status::NoMem,
                     MapError::Exists | MapError::Host(_) => Status::DevErr,
@@ -425,7 +428,7 @@ impl Space {
         counters: &mut Counters,
     ) -> Result<(), Status> {
         self.try_unmap(iova, len, memory, counters).map_err(|error| {
-            warn!("endpoint {:#x}: cannot unmap {len:#x} bytes at IOVA {iova:#x}: {error}", self.name);
+            warn!("virtio-iommu: endpoint {:#x}: cannot unmap {len:#x} bytes at IOVA {iova:#x}: {error}", self.name);
             Status::DevErr
         })
     }
@@ -434,7 +437,7 @@ impl Space {
     pub(crate) fn discard(&mut self, iova: u64, len: u64, memory: MappedMemory, counters: &mut Counters) {
         if let Err(error) = self.try_unmap(iova, len, memory, counters) {
             error!(
-                "endpoint {:#x}: {len:#x} bytes at IOVA {iova:#x} stay mapped, because the host failed to unmap them; each request retries: {error}",
+                "virtio-iommu: endpoint {:#x}: {len:#x} bytes at IOVA {iova:#x} stay mapped, because the host failed to unmap them (retried at each request): {error}",
                 self.name
             );
             counters.stuck_ranges += 1;

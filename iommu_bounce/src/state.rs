@@ -115,7 +115,7 @@ pub enum RestoreError {
     #[error("the engine already has domains: restore a state only to an engine that was just created or reset")]
     NotFresh,
     /// The driver had accepted features that this engine does not offer.
-    #[error("accepted is {0:#x}, which has features that this engine does not offer ({1:#x})")]
+    #[error("accepted is {0:#x}, but this engine offers only the features {1:#x}")]
     Features(u64, u64),
     /// The window configuration does not match this engine.
     #[error("window: {0}")]
@@ -124,16 +124,16 @@ pub enum RestoreError {
     #[error("max_mapped_bytes is 0: it must be at least 1")]
     MappedBytes,
     /// The host cannot map RAM for endpoints in bypass mode.
-    #[error("bypass is on, but the host does not map RAM for all endpoints ({0:?})")]
+    #[error("bypass is on, but the host cannot map RAM for all endpoints: {0:?}")]
     Bypass(Status),
     /// A fault belongs to an endpoint that does not exist.
-    #[error("faults: a pending fault is of endpoint {0:#x}, which does not exist")]
+    #[error("faults: a pending fault names endpoint {0:#x}, which does not exist")]
     Fault(EndpointId),
     /// More faults are pending than the engine accepts.
-    #[error("faults: {0} are pending, which is more than the engine accepts")]
+    #[error("faults: {0} faults are pending, more than this engine accepts")]
     TooManyFaults(usize),
     /// A part of a domain is rejected.
-    #[error("domain {domain}: {what}: {status:?}")]
+    #[error("domain {domain}: cannot restore {what}: {status:?}")]
     Domain {
         /// The domain.
         domain: DomainId,

@@ -72,7 +72,7 @@ impl Windows {
         }
         let backed = back(&mut *self.store).map_err(|error| {
             counters.host_errors += 1;
-            debug!("cannot back a chunk: {error}");
+            debug!("virtio-iommu: cannot back a window chunk: {error}");
             match error {
                 ChunkError::NoResources => Status::NoMem,
                 ChunkError::Host(error) if error.kind() == io::ErrorKind::InvalidInput => Status::Inval,
@@ -128,7 +128,9 @@ impl Windows {
                 counters.note_window(self.backed * self.chunk_size());
             }
             Err(error) => {
-                error!("chunk {index} is lost, because it cannot be released: {error}");
+                error!(
+                    "virtio-iommu: window chunk {index} is lost, because the host cannot release it (retried later): {error}"
+                );
                 counters.host_errors += 1;
                 counters.lost_chunks += 1;
                 self.lost.insert(index);
@@ -141,7 +143,7 @@ impl Windows {
         let Some(index) = self.store.recover() else { return false };
         // The store can also lose a chunk while it tries to back it. Such a chunk was never counted as backed.
         if self.lost.remove(&index) {
-            info!("chunk {index}, which was lost, is released now");
+            info!("virtio-iommu: window chunk {index}, which was lost before, is released");
             self.backed -= 1;
             counters.lost_chunks -= 1;
             counters.note_window(self.backed * self.chunk_size());
@@ -170,7 +172,7 @@ fn note(outcome: Result<(), ChunkError>, what: &str, index: u32, counters: &mut 
     outcome
         .inspect_err(|error| {
             counters.host_errors += 1;
-            debug!("cannot {what} chunk {index}: {error}");
+            debug!("virtio-iommu: cannot {what} window chunk {index}: {error}");
         })
         .is_ok()
 }

@@ -86,7 +86,7 @@ impl Engine {
         }
         if let Err(status) = self.settle_in_time(&[id], true) {
             // A range of this address space is stuck, so an earlier attempt failed too.
-            log::debug!("endpoints in bypass mode have no access to RAM yet ({status:?})");
+            log::debug!("virtio-iommu: endpoints in bypass mode have no access to RAM yet: {status:?}");
         }
     }
 
@@ -194,7 +194,9 @@ impl Engine {
             }
             Err(ExchangeError::Undone(status)) => Err(status),
             Err(ExchangeError::Lost(status)) => {
-                log::error!("endpoint {id:#x} has no access to memory: the host failed to undo a failed ATTACH");
+                log::error!(
+                    "virtio-iommu: endpoint {id:#x} lost all access to memory: ATTACH failed, and the host could not map the old domain again"
+                );
                 self.forget_content(place, old);
                 if let Some(old) = old {
                     self.leave(id, place, old);

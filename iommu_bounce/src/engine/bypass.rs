@@ -75,7 +75,9 @@ impl Engine {
         }
         let began = Instant::now();
         if value == 1 && self.bypass_rests.is_some_and(|until| began < until) {
-            warn!("bypass stays 0: mapping all RAM was slow, so it is not repeated yet");
+            warn!(
+                "virtio-iommu: ignored the driver's write of 1 to bypass: the last mapping of all RAM was slow, so the driver must wait before it tries again"
+            );
             return;
         }
         let before = std::mem::replace(&mut self.bypass, value == 1);
@@ -88,11 +90,11 @@ impl Engine {
             self.bypass_rests = (took >= LONG).then(|| began + took * REST);
         }
         if let Err(status) = settled {
-            warn!("bypass stays {}: cannot map RAM for all endpoints ({status:?})", u8::from(before));
+            warn!("virtio-iommu: bypass stays {}: cannot map RAM for all endpoints: {status:?}", u8::from(before));
             self.bypass = before;
             let restored = self.settle_all();
             if let Err(status) = restored {
-                warn!("an unattached endpoint has no access to RAM ({status:?})");
+                warn!("virtio-iommu: an unattached endpoint lost its access to RAM: {status:?}");
             }
         }
     }

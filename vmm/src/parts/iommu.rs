@@ -154,12 +154,19 @@ fn window(
     let (aperture, asked) = match bounce.aperture {
         Aperture::Auto => (
             low().or_else(high),
-            format!("from {:#x} to {:#x}, or above RAM; run without windows", hole.start(), hole.end()),
+            format!("from {:#x} to {:#x}, or above RAM: turn the windows off (size=0)", hole.start(), hole.end()),
         ),
-        Aperture::Low => {
-            (low(), format!("from {:#x} to {:#x}; try aperture=high, or run without windows", hole.start(), hole.end()))
+        Aperture::Low => (
+            low(),
+            format!(
+                "from {:#x} to {:#x}: try aperture=high, or turn the windows off (size=0)",
+                hole.start(),
+                hole.end()
+            ),
+        ),
+        Aperture::High => {
+            (high(), format!("at {behind:#x} or above: try aperture=low, or turn the windows off (size=0)"))
         }
-        Aperture::High => (high(), format!("at {behind:#x} or above; try aperture=low, or run without windows")),
     };
     let aperture = aperture.ok_or_else(|| {
         let rule = format!(
@@ -246,11 +253,11 @@ mod tests {
         assert_eq!(start("aperture=high", &all), Ok(behind));
         assert_eq!(start("aperture=low", &nothing_high), Ok(0xc000_0000));
         for (option, ranges, place) in [
-            ("aperture=low", nothing_low.as_slice(), "from 0xc0000000 to 0xdfffffff; try aperture=high"),
+            ("aperture=low", nothing_low.as_slice(), "from 0xc0000000 to 0xdfffffff: try aperture=high"),
             (
                 "aperture=high",
                 nothing_high.as_slice(),
-                "at 0x280000000 or above; try aperture=low, or run without windows",
+                "at 0x280000000 or above: try aperture=low, or turn the windows off (size=0)",
             ),
             ("", [0..=0xbfff_ffff].as_slice(), "from 0xc0000000 to 0xdfffffff, or above RAM"),
         ] {
