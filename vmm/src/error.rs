@@ -131,7 +131,9 @@ impl Explain for VmError {
 
 fn beyond_limits(terms: Terms) -> String {
     let rules = LandlockConfig::OPTION.name(terms);
-    format!("Landlock allows only files that the configuration at the start or {rules} names")
+    format!(
+        "Landlock may be the cause: it allows only files that the configuration at the start of the program or {rules} names"
+    )
 }
 
 fn explain_vfio(field: Field, path: Option<&str>, source: &VfioPciError, terms: Terms) -> String {

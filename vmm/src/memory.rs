@@ -264,7 +264,8 @@ pub(crate) mod tests {
         let name = |path: &std::path::Path| format!("memory.zones.file: {}: ", path.display());
         assert_eq!(
             refused(&path),
-            name(&path) + "has 100 bytes, fewer than the zone's 33554432: enlarge the file, or make the zone smaller"
+            name(&path)
+                + "has 100 bytes, fewer than the zone's 33554432 bytes: enlarge the file, or make the zone smaller"
         );
         let missing = dir.path().join("missing");
         assert_eq!(refused(&missing), name(&missing) + "No such file or directory (os error 2)");

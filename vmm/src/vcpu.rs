@@ -219,7 +219,7 @@ impl Runner {
     fn wait_for_memory(&self) -> bool {
         let shortages = self.shortages.get();
         if shortages == 0 {
-            log::warn!("vCPU {}: the host has no memory to run it", self.id);
+            log::warn!("vCPU {}: the host has no memory to run this vCPU; trying again", self.id);
         }
         if shortages == MEMORY_TIMES {
             return false;
@@ -234,7 +234,7 @@ impl Runner {
     /// likely cause. A reset would hide the cause, so the guest fails instead.
     fn triple_fault(&self) -> GuestEvent {
         if let Some(cause) = truncated_memory() {
-            return GuestEvent::Failed(format!("vCPU {}: triple fault; {cause}", self.id));
+            return GuestEvent::Failed(format!("vCPU {}: triple fault; likely cause: {cause}", self.id));
         }
         log::warn!("vCPU {}: triple fault; the guest is reset", self.id);
         GuestEvent::Reset
@@ -262,7 +262,7 @@ impl Runner {
             Ok(exit) => {
                 let exit = format!("{exit:?}");
                 // Lost memory may be the cause, because KVM cannot emulate instructions whose bytes are lost.
-                let cause = missing_memory().map(|cause| format!("; {cause}")).unwrap_or_default();
+                let cause = missing_memory().map(|cause| format!("; likely cause: {cause}")).unwrap_or_default();
                 return Err(GuestEvent::Failed(format!("vCPU {}: KVM cannot run the guest: {exit}{cause}", self.id)));
             }
             // EAGAIN: another vCPU must start this vCPU, so no access is in progress.

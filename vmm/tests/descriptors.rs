@@ -199,10 +199,15 @@ fn wrong_descriptor_for_an_option_is_refused_naming_both() {
             "carom: --net fd=N: the descriptor refers to a file or a block device, not to a tap",
             false,
         ),
-        (file.as_fd(), "--net fd=N fd=N", "carom: --net fd=N: also named by --net", false),
-        (file.as_fd(), "--inherit fd=N --net fd=N", "carom: --net fd=N: also named by --inherit", false),
+        (file.as_fd(), "--net fd=N fd=N", "carom: --net fd=N: --net names the same descriptor", false),
+        (file.as_fd(), "--inherit fd=N --net fd=N", "carom: --net fd=N: --inherit names the same descriptor", false),
         (file.as_fd(), "--net fd=987", "carom: --net fd=987: the program was not started with this descriptor", false),
-        (file.as_fd(), "--api-socket fd=N --inherit fd=N", "carom: --inherit fd=N: also named by --api-socket", false),
+        (
+            file.as_fd(),
+            "--api-socket fd=N --inherit fd=N",
+            "carom: --inherit fd=N: --api-socket names the same descriptor",
+            false,
+        ),
     ] {
         if boots && !kvm {
             continue;

@@ -28,8 +28,8 @@ use tiny_guest::elf;
 
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
-const BLAMED: &str = "Permission denied (os error 13); Landlock allows only files that the configuration at the start \
-                      or landlock_rules names";
+const BLAMED: &str = "Permission denied (os error 13); Landlock may be the cause: it allows only files that the configuration at the start \
+                      of the program or landlock_rules names";
 
 /// Starts the program with a socket `api.sock` and these options, in `dir`.
 fn start(dir: &Path, options: &[&str]) -> Carom {
@@ -276,8 +276,8 @@ fn unavailable_device_is_explained_and_sets_no_landlock_rules() {
 }
 
 /// Error for a file that the command line does not allow.
-const BEYOND: &str = ": the command line's --landlock does not allow this file; remove it from the configuration, or start the \
-                      program with --landlock-rules for it (access=";
+const BEYOND: &str = ": --landlock on the command line does not allow this file; remove the file from the configuration, or start \
+                      carom with --landlock-rules path=FILE,access=";
 /// Rules for all files of [`saved`].
 const RULES: &[&str] = &["--landlock", "--landlock-rules", "path=allowed,access=rw", "path=/dev/urandom,access=r"];
 

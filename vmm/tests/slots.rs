@@ -55,7 +55,7 @@ fn devices_get_their_configured_slots_and_conflicts_fail() {
     assert_eq!(all(), wanted);
 
     for (slot, rule) in
-        [(3, "3 is given twice: every device needs its own"), (4, "4 is taken on segment 0: choose another slot")]
+        [(3, "3 is given twice: every device needs its own"), (4, "slot 4 on segment 0 is taken: choose another slot")]
     {
         let taken = call(dir, "PUT", "vm.add-disk", Some(&in_slot(disk(dir, "late"), slot)));
         assert_eq!(taken, (409, json!([format!("disks.pci_device_id: {rule}")])));
@@ -76,7 +76,6 @@ fn devices_get_their_configured_slots_and_conflicts_fail() {
     let behind = json!({"payload": {"kernel": dir.join("kernel")}, "memory": {"size": 64 << 20}, "rng": {"iommu": true},
         "disks": [in_slot(disk(dir, "fixed"), 17)]});
     put(dir, "vm.create", Some(&behind));
-    let rule =
-        "disks.pci_device_id: 17 is outside the range 18 to 31 of slots not behind the virtio-iommu on segment 0";
+    let rule = "disks.pci_device_id: 17 is not between 18 and 31, the slots not behind the virtio-iommu on segment 0";
     assert_eq!(call(dir, "PUT", "vm.boot", None), (400, json!([rule])));
 }

@@ -102,5 +102,5 @@ fn vm_saved_in_memory_continues_where_it_stopped() {
 #[test]
 fn unfinished_state_is_refused() {
     let error = InMemorySink::default().into_source().unwrap_err();
-    assert_eq!(error.to_string(), "state: is not finished");
+    assert_eq!(error.to_string(), "state: was not saved completely");
 }

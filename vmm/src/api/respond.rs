@@ -56,7 +56,8 @@ pub(super) async fn respond(
         return refusal(StatusCode::NOT_FOUND, &format!("there is nothing at {path}{}", kind.hint())).into();
     }
     let allowed = verbs.join(", ");
-    let mut response = Response::from(refusal(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} takes {allowed} only")));
+    let mut response =
+        Response::from(refusal(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} supports only {allowed}")));
     if let Ok(allowed) = HeaderValue::from_str(&allowed) {
         response.headers_mut().insert(ALLOW, allowed);
     }
@@ -75,7 +76,9 @@ async fn perform(
     };
     // The client may send descriptors with any part of the request.
     let Some(descriptors) = requests.take_descriptors() else {
-        let message = format!("descriptors were lost: send at most {MAX_DESCRIPTORS} with a request");
+        let message = format!(
+            "some descriptors of the request were lost: send at most {MAX_DESCRIPTORS} descriptors with a request"
+        );
         return refusal(StatusCode::BAD_REQUEST, &message).into();
     };
     let call = match &operation.action {
@@ -108,7 +111,10 @@ fn hand_over(operation: &str, call: &mut Call, descriptors: Vec<OwnedFd>) -> Res
     if let Call::Restore(source) = call {
         return source.take_files(descriptors).map_err(BodyError::from);
     }
-    log::debug!("API: {operation} uses no descriptors; closed {}", descriptors.len());
+    log::debug!(
+        "API: {operation} uses no descriptors, so {} descriptors of the request were closed",
+        descriptors.len()
+    );
     Ok(())
 }
 

@@ -217,7 +217,7 @@ async fn connection<S: ClientSocket>(
         }
     };
     if let Err(error) = result {
-        log::debug!("API client: {error}");
+        log::debug!("API: the connection of a client failed: {error}");
     }
 }
 

@@ -217,7 +217,10 @@ impl Shared {
             // No more input is read while earlier input waits.
             let look = self.receiver().is_some_and(|receiver| receiver.has_size());
             if let Err(error) = peer.wait(self.wake.as_fd(), input.is_empty(), waits, look, limit) {
-                log::warn!("{}: cannot wait for the other end of the console: {error}", self.name);
+                log::warn!(
+                    "{}: the console is disconnected, because the host cannot wait for its other end: {error}",
+                    self.name
+                );
                 self.set_attached(false);
                 return;
             }

@@ -143,7 +143,7 @@ fn forward_input() {
             Ok(len) => send(&buffer[..len]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
-                log::warn!("cannot read standard input: {error}");
+                log::warn!("cannot read standard input, so the guest gets no more input from it: {error}");
                 return;
             }
         }

@@ -83,6 +83,6 @@ fn check_leaving(leaving: &[PartConfig], device: &PartConfig) -> Result<(), Conf
     let Some((field, value)) = leaving.iter().find_map(|other| device.same_as(&**other)) else { return Ok(()) };
     Err(ConfigError::conflict(
         field,
-        format!("{value} is about to be removed, and the guest has not released it yet: try again later"),
+        format!("{value} belongs to a device that the guest has not released yet: try again later"),
     ))
 }

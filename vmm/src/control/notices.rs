@@ -25,7 +25,7 @@ impl<M: Machine> Control<M> {
         let Some(Created { booted: Some(Booted { requested, .. }), .. }) = &mut self.created else { return };
         if requested.insert(id.to_string()) {
             self.device_requests += 1;
-            log::warn!("device '{id}': the host wants {host} back; asking the guest to release it");
+            log::warn!("device '{id}': the host wants {host} back; Carom asks the guest to release the device");
             self.monitor.event_with("vm", "device-requested", Some(properties(id, &bdf, host)));
         }
         if let Err(error) = self.remove_device(id) {
@@ -49,13 +49,15 @@ impl<M: Machine> Control<M> {
         }
         if !self.options.has_api {
             let reason = format!(
-                "the host reports an uncorrectable error of device '{id}' at {host}, and without --api-socket no client can \
+                "the host reports an uncorrectable error of device '{id}' at {host}; the guest ends, because without --api-socket no client can \
                  decide whether the guest continues"
             );
             return self.end_of_guest(Err(VmError::Guest(reason)));
         }
         if running {
-            log::error!("device '{id}': the host reports an uncorrectable error of {host}; the VM is paused");
+            log::error!(
+                "device '{id}': the host reports an uncorrectable error of {host}; the VM is paused until a client resumes it"
+            );
             if let Err(error) = self.pause() {
                 log::error!("cannot pause the VM: {error}");
             }

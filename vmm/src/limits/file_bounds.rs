@@ -97,8 +97,8 @@ pub fn beyond(field: Field, path: &Path, access: Access) -> VmError {
         (false, _) => "w",
     };
     let text = format!(
-        "the command line's --landlock does not allow this file; remove it from the configuration, or start the program with \
-         --landlock-rules for it (access={needed})"
+        "--landlock on the command line does not allow this file; remove the file from the configuration, or start carom with \
+         --landlock-rules path=FILE,access={needed}"
     );
     VmError::of_file(field, path)(io::Error::other(text))
 }

@@ -100,7 +100,8 @@ pub fn apply(
     kvm::open()?;
     // If this process was restricted for an earlier VM, the bounds are already enforced.
     if config.landlock_enable || !sandbox::files_are_limited() {
-        sandbox::limit_files(rules).map_err(|source| VmError::Device { what: "restrict files (Landlock)", source })?;
+        sandbox::limit_files(rules)
+            .map_err(|source| VmError::Device { what: "restrict this program to its files (Landlock)", source })?;
     }
     if matches!(bounds, FileBounds::OfFirstVm) {
         *bounds = FileBounds::These(named);
@@ -165,7 +166,7 @@ fn add_rule(rules: &mut RulesetCreated, opened: PathFd, access: Access) -> io::R
 
 /// Returns the error for a rule that no field names.
 fn no_rule(source: io::Error) -> VmError {
-    VmError::Device { what: "restrict files", source }
+    VmError::Device { what: "restrict this program to its files (Landlock)", source }
 }
 
 struct Limits<'b> {

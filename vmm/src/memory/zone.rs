@@ -82,7 +82,7 @@ fn open_file(path: &Path, shared: bool, size: u64) -> Result<File, FileError> {
         file.set_len(size).map_err(|error| fail(file_size::explain(error)))?;
     } else if metadata.len() < size {
         let rule = format!(
-            "has {} bytes, fewer than the zone's {size}: enlarge the file, or make the zone smaller",
+            "has {} bytes, fewer than the zone's {size} bytes: enlarge the file, or make the zone smaller",
             metadata.len()
         );
         return Err(fail(io::Error::other(rule)));
@@ -131,7 +131,7 @@ pub(super) fn regions(
             populate(&mapping).map_err(|source| MemoryError::Prefault { size, source })?;
         }
         let region = RamRegion::new(mapping, GuestAddress(gpa));
-        regions.push(region.ok_or_else(|| map_error("the region exceeds the address space".into()))?);
+        regions.push(region.ok_or_else(|| map_error("the region exceeds the guest-physical address space".into()))?);
     }
     Ok(regions)
 }
@@ -247,7 +247,7 @@ fn advise(mapping: &MmapRegion, advice: Advice, what: &str) {
     // SAFETY: the range is the mapping's own, and this advice changes nothing of its contents.
     let result = unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), advice) };
     if let Err(error) = result {
-        debug!("the host does not support {what}: {error}");
+        debug!("the host does not support an optional request for guest RAM ({what}): {error}");
     }
 }
 

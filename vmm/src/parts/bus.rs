@@ -275,10 +275,10 @@ impl PartBus {
                 let (first, last) = (slots.start(), slots.end());
                 let whose = if has_iommu { which } else { "in a VM without" };
                 format!(
-                    "{slot} is outside the range {first} to {last} of slots {whose} the virtio-iommu on segment {segment}"
+                    "{slot} is not between {first} and {last}, the slots {whose} the virtio-iommu on segment {segment}"
                 )
             } else if taken.contains(&address) {
-                let rule = format!("{slot} is taken on segment {segment}: choose another slot");
+                let rule = format!("slot {slot} on segment {segment} is taken: choose another slot");
                 return Err(ConfigError::conflict(kind.slot_field(), rule).into());
             } else {
                 return Ok(address);

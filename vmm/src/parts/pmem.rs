@@ -75,7 +75,8 @@ fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
     let len = file.seek(SeekFrom::End(0)).map_err(file_error(config))?;
     let size = config.size.unwrap_or(len);
     if size > len {
-        let rule = format!("{size} bytes are more than the file has ({len}): enlarge the file, or use a smaller size");
+        let rule =
+            format!("{size} bytes are more than the {len} bytes of the file: enlarge the file, or use a smaller size");
         return Err(ConfigError::new(PmemConfig::SIZE, rule).into());
     }
     PmemConfig::check_size(size)?;
@@ -100,7 +101,7 @@ mod tests {
         assert_eq!(refused(""), whole);
         assert_eq!(
             refused(",size=4M"),
-            "--pmem size: 4194304 bytes are more than the file has (3145728): enlarge the file, or use a smaller size"
+            "--pmem size: 4194304 bytes are more than the 3145728 bytes of the file: enlarge the file, or use a smaller size"
         );
         let config = format!("file={path},size=2M,discard_writes=on").parse().unwrap();
         assert_eq!(open_file(&config).unwrap().1, 2 << 20);

@@ -89,15 +89,17 @@ impl InheritedFds {
 fn check(numbers: &[(Field, i32)]) -> Result<(), FileError> {
     for (place, (field, number)) in numbers.iter().enumerate() {
         if let Some((other, _)) = numbers[..place].iter().find(|(_, other)| other == number) {
-            let rule =
-                format!("also named by {}: pass a separate descriptor for each option", other.name(Terms::Options));
+            let rule = format!(
+                "{} names the same descriptor: pass a separate descriptor for each option",
+                other.name(Terms::Options)
+            );
             return Err(file_error(*field, *number, io::Error::other(rule)));
         }
         if *number <= 2 {
             return Err(file_error(
                 *field,
                 *number,
-                io::Error::other("reserved for standard input, output or error: use a number above 2"),
+                io::Error::other("is reserved for standard input, output or error: use a number above 2"),
             ));
         }
         // A number without an open descriptor is a user error to report. Taking it would be unsound.

@@ -253,7 +253,7 @@ fn read<T>(path: &Path, most: u64, parse: fn(&[u8]) -> Result<T, String>) -> Res
     let mut text = Vec::new();
     open(path)?.take(most + 1).read_to_end(&mut text).map_err(file_error(path))?;
     if text.len() as u64 > most {
-        return Err(form(format!("has more than {most} bytes")));
+        return Err(form(format!("has more than the maximum of {most} bytes")));
     }
     parse(&text).map_err(form)
 }

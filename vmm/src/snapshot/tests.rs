@@ -244,7 +244,7 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
     let cases: [(&str, Value, &str); 13] = [
         ("/version", 2.into(), "the state of 'snapshot' has version 2; this program reads version 1"),
         ("/version", (-1).into(), "version: invalid value"),
-        ("/ram", json!([]), "ram: does not match the configuration's 67108864 bytes"),
+        ("/ram", json!([]), "ram: has other ranges than the configuration's 67108864 bytes of RAM"),
         ("/ram/0/len", (RAM / 2).into(), "ram: does not match the configuration's"),
         ("/ram/0/gpa", 4096.into(), "ram: does not match the configuration's"),
         ("/ram/0/offset", 4096.into(), "memory-ranges: the range at 0x4000000 overlaps the range before it"),
@@ -253,7 +253,7 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
         ("/windows/0/len", (CHUNK + 4096).into(), "ends beyond the file"),
         ("/windows/0/len", 0.into(), "is not made of whole pages"),
         ("/windows/0/offset", (RAM + 1).into(), "is not made of whole pages"),
-        ("/processors/vcpus", json!([]), "vcpus: has 0 vCPUs, but the configuration has 1"),
+        ("/processors/vcpus", json!([]), "vcpus: has 0 vCPUs, but the configuration boots with 1"),
         ("/platform", json!([{"kind": "serial", "version": 1, "payload": {}, "more": 1}]), "platform[0]"),
     ];
     for (place, value, wanted) in cases {
@@ -281,10 +281,16 @@ fn ram_added_since_boot_is_checked_against_the_configuration() {
     let good: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let piece = |gpa: u64, len: u64| json!({"gpa": gpa, "len": len, "offset": 0});
     for (added, wanted) in [
-        (json!([piece(4 << 30, 4096)]), "added_ram: 0x1000 bytes at 0x100000000 are not in multiples of 0x8000000"),
+        (
+            json!([piece(4 << 30, 4096)]),
+            "added_ram: 0x1000 bytes at 0x100000000 do not start and end at multiples of 0x8000000",
+        ),
         (json!([piece((4 << 30) + 4096, STEP)]), "are not in multiples of"),
         (json!([piece(4 << 30, 0)]), "are not in multiples of"),
-        (json!([piece(4 << 30, STEP)]), "added_ram: is not less than the configuration's 67108864 bytes"),
+        (
+            json!([piece(4 << 30, STEP)]),
+            "added_ram: has no fewer bytes than all RAM of the configuration, 67108864 bytes",
+        ),
         (json!([piece(4 << 30, !(STEP - 1))]), "added_ram: is not less than"),
     ] {
         let mut spoiled = good.clone();

@@ -102,7 +102,9 @@ impl Vm {
         let gpa = registers.devices().last().map_or(self.added_ram.room.start, |last| last.gpa + last.len);
         if self.added_ram.room.end.saturating_sub(gpa) < len {
             let left = self.added_ram.room.end.saturating_sub(gpa);
-            return refuse(format!("cannot add {len} bytes: only {left} bytes of guest-physical addresses are left"));
+            return refuse(format!(
+                "{len} more bytes do not fit: only {left} bytes of guest-physical addresses are left"
+            ));
         }
         let (piece, parts) = (MemoryDevice { gpa, len }, &self.parts);
         let take = |region: &RamRegion| parts.take_ram(region);

@@ -200,7 +200,7 @@ impl Vm {
             return if count == 1 {
                 Ok(())
             } else {
-                Err(VmError::Guest("the VM has only one vCPU: set cpus.max_vcpus before boot".into()))
+                Err(VmError::Guest("the VM can have only one vCPU: set cpus.max_vcpus before boot".into()))
             };
         };
         let has = self.processors.numbers();

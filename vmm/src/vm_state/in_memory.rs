@@ -34,7 +34,7 @@ impl InMemorySink {
     /// The state was not finished, or breaks a rule.
     pub fn into_source(self) -> Result<InMemorySource, VmStateError> {
         let Self { memory, finished } = self;
-        let (config, state) = finished.ok_or_else(|| StateError::rule("state", "is not finished"))?;
+        let (config, state) = finished.ok_or_else(|| StateError::rule("state", "was not saved completely"))?;
         let config = config.check_again()?;
         let vcpus = config.cpus.boot_vcpus..=config.cpus.max_vcpus;
         state.check(&vcpus, &config.memory, memory.len() as u64)?;

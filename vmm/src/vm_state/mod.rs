@@ -94,7 +94,7 @@ impl VmState {
         let booted_with = self.check_added_ram(wanted)?;
         let ram: Vec<(u64, u64)> = self.ram.iter().map(|range| (range.gpa, range.len)).collect();
         if ram != boot_ram(&wanted.booted_with(booted_with)) {
-            let rule = format!("does not match the configuration's {} bytes", wanted.total());
+            let rule = format!("has other ranges than the configuration's {} bytes of RAM", wanted.total());
             return Err(StateError::rule("ram", rule));
         }
         let all_ram = self.ram.iter().chain(&self.added_ram);
@@ -139,13 +139,13 @@ impl VmState {
                 || !range.len.is_multiple_of(MEMORY_DEVICE_GRANULE)
             {
                 return refuse(format!(
-                    "{:#x} bytes at {:#x} are not in multiples of {MEMORY_DEVICE_GRANULE:#x}",
+                    "{:#x} bytes at {:#x} do not start and end at multiples of {MEMORY_DEVICE_GRANULE:#x}",
                     range.len, range.gpa
                 ));
             }
             match booted_with.checked_sub(range.len) {
                 Some(left) if left > 0 => booted_with = left,
-                _ => return refuse(format!("is not less than the configuration's {ram_size} bytes")),
+                _ => return refuse(format!("has no fewer bytes than all RAM of the configuration, {ram_size} bytes")),
             }
         }
         if self.added_ram.len() > MAX_MEMORY_DEVICES {

@@ -253,7 +253,7 @@ fn unusable_descriptors_are_refused_with_the_option() {
         ("7</dev/null", "99", "--inherit fd=99: the program was not started with this descriptor"),
         ("7</dev/null", "7", "--inherit fd=7: is neither /dev/kvm, /dev/iommu, a VFIO device"),
         ("7</", "7", "--inherit fd=7: is neither a file, a block device"),
-        ("7</proc/self/exe", "7 fd=7", "--inherit fd=7: also named by --inherit"),
+        ("7</proc/self/exe", "7 fd=7", "--inherit fd=7: --inherit names the same descriptor"),
     ] {
         let command = format!("exec \"$0\" --api-socket /nowhere/api --inherit fd={number} {redirection}");
         let carom = env!("CARGO_BIN_EXE_carom");

@@ -162,7 +162,7 @@ fn triple_fault_of_a_guest_with_lost_memory_is_not_a_reset() {
     truncate(&vm.lost);
     vm.go();
     vm.fails(&[
-        "triple fault; the host cannot supply guest memory",
+        "triple fault; likely cause: the host cannot supply guest memory",
         "zone 'lost'",
         &format!("file {}", lost.display()),
     ]);

@@ -54,7 +54,10 @@ pub(super) fn set_xsave(vm: &VmFd, vcpu: &VcpuFd, bytes: &[u8]) -> io::Result<()
     let mut area = new_xsave(len)?;
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     if bytes.len() < XSAVE_LEN || bytes.len() > len || !bytes.len().is_multiple_of(4) {
-        return Err(invalid(format!("the extended state has {} bytes, but this host's area has {len}", bytes.len())));
+        return Err(invalid(format!(
+            "the extended state has {} bytes, but this host's XSAVE area has {len} bytes",
+            bytes.len()
+        )));
     }
     let (first, rest) = bytes.split_at(XSAVE_LEN);
     let region = <[u32; 1024]>::read_from_bytes(first)

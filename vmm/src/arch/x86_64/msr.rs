@@ -36,7 +36,7 @@ pub(super) fn write(vcpu: &VcpuFd, entry: kvm_msr_entry) -> Result<bool, KvmErro
     match vcpu.set_msrs(&one(entry.index, entry.data)?) {
         Ok(1) => Ok(true),
         Ok(_) => {
-            log::debug!("model-specific register {:#x} cannot be written", entry.index);
+            log::debug!("KVM rejects the value of model-specific register {:#x}", entry.index);
             Ok(false)
         }
         Err(error) => Err(KvmError::call(format!("write MSR {:#x}", entry.index))(error)),

@@ -93,12 +93,15 @@ impl ProcessorsState {
         let (least, most) = (*vcpus.start(), *vcpus.end());
         let count = u32::try_from(self.vcpus.len()).unwrap_or(u32::MAX);
         if count < least {
-            return Err(StateError::rule("vcpus", format!("has {count} vCPUs, but the configuration has {least}")));
+            return Err(StateError::rule(
+                "vcpus",
+                format!("has {count} vCPUs, but the configuration boots with {least}"),
+            ));
         }
         if count > most {
             return Err(StateError::rule(
                 "vcpus",
-                format!("has {count} vCPUs, but the configuration has {most} at most"),
+                format!("has {count} vCPUs, but the configuration allows at most {most}"),
             ));
         }
         if self.numbers.is_empty() {
@@ -112,7 +115,7 @@ impl ProcessorsState {
             return refuse("are not in ascending order".into());
         }
         if let Some(number) = self.numbers.last().filter(|number| **number >= most) {
-            return refuse(format!("has vCPU {number}, but the configuration has {most} at most"));
+            return refuse(format!("has vCPU {number}, but the configuration allows at most {most} vCPUs"));
         }
         if let Some(missing) =
             (0..least).zip(&self.numbers).find_map(|(wanted, has)| (wanted != *has).then_some(wanted))
@@ -328,11 +331,11 @@ mod tests {
         assert_eq!((check(2, &[]), check(4, &[])), (Ok(vec![0, 1]), Ok(vec![0, 1, 2, 3])));
         assert_eq!((check(3, &[0, 1, 3]), check(2, &[0, 1])), (Ok(vec![0, 1, 3]), Ok(vec![0, 1])));
         for (vcpus, numbers, wanted) in [
-            (1, &[][..], "vcpus: has 1 vCPUs, but the configuration has 2"),
-            (5, &[], "vcpus: has 5 vCPUs, but the configuration has 4 at most"),
+            (1, &[][..], "vcpus: has 1 vCPUs, but the configuration boots with 2"),
+            (5, &[], "vcpus: has 5 vCPUs, but the configuration allows at most 4"),
             (3, &[0, 1], "numbers: has 2 numbers for 3 vCPUs"),
             (3, &[0, 1, 1], "numbers: are not in ascending order"),
-            (3, &[0, 1, 4], "numbers: has vCPU 4, but the configuration has 4 at most"),
+            (3, &[0, 1, 4], "numbers: has vCPU 4, but the configuration allows at most 4 vCPUs"),
             (3, &[0, 2, 3], "numbers: lacks vCPU 1, which the configuration has"),
             (2, &[u32::MAX - 1, u32::MAX], "numbers: has vCPU 4294967295"),
         ] {
@@ -359,7 +362,7 @@ mod tests {
         };
         let cases: [(&str, serde_json::Value, &str); 8] = [
             ("/version", 2.into(), "version 2"),
-            ("/vcpus", serde_json::json!([]), "has 0 vCPUs, but the configuration has 2"),
+            ("/vcpus", serde_json::json!([]), "has 0 vCPUs, but the configuration boots with 2"),
             ("/vcpus/0/registers/regs", "00".into(), "1 bytes instead of 144"),
             ("/vcpus/1/registers/xsave", "00".repeat(1 << 16).into(), "set the extended state"),
             ("/vcpus/0/registers/xsave", "ff".repeat(4096).into(), "set the extended state"),

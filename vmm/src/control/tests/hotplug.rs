@@ -21,9 +21,9 @@ fn hotplugged_device_is_removed_once_its_guest_releases_it() {
         assert_eq!(names(&mut control), (without_b.to_vec(), all.to_vec()));
     }
     let still = add(&mut control, "/b", None).unwrap_err();
-    assert!(still.starts_with("--device path: /b is about to be removed"), "{still}");
+    assert!(still.starts_with("--device path: /b belongs to a device"), "{still}");
     let still = add(&mut control, "/d", Some("_vfio1")).unwrap_err();
-    assert!(still.starts_with("--device id: '_vfio1' is about to be removed"), "{still}");
+    assert!(still.starts_with("--device id: '_vfio1' belongs to a device"), "{still}");
     assert_eq!(add(&mut control, "/d", None), Ok(Some("_vfio2".into())), "an unused name");
     guest(&mut control, GuestEvent::Left);
     let gone = control.serve_call(Call::RemoveDevice("_vfio1".into())).unwrap_err();
@@ -125,7 +125,7 @@ fn devices_of_all_kinds_are_added_and_removed_alike() {
     assert!(add(&mut control, "socket=/fail,iommu=on").unwrap_err().contains("cannot be opened"));
     remove(&mut control, "u").unwrap();
     let still = add(&mut control, "socket=/t,iommu=on").unwrap_err();
-    assert!(still.starts_with("--user-device socket: /t is about to be removed"), "{still}");
+    assert!(still.starts_with("--user-device socket: /t belongs to a device"), "{still}");
     let left = [("/s".into(), "_vfio_user0".into()), ("/v".into(), "_vfio_user1".into())];
     assert_eq!(sockets(&mut control), left);
     assert_eq!(names(&mut control).1, ["_vfio_user0", "_vfio_user1", "u"]);

@@ -48,7 +48,9 @@ pub(super) fn segments(image: &mut (impl Read + Seek)) -> io::Result<Vec<Segment
         return Ok(Vec::new());
     }
     if count > MAX_PROGRAM_HEADERS {
-        return Err(io::Error::other(format!("the image has {count}, and the maximum is {MAX_PROGRAM_HEADERS}")));
+        return Err(io::Error::other(format!(
+            "the image has {count} headers, but the maximum is {MAX_PROGRAM_HEADERS}"
+        )));
     }
     image.seek(SeekFrom::Start(u64::from_le_bytes(bytes(&header, 32))))?;
     let mut headers = vec![0; usize::from(count) * PROGRAM_HEADER_LEN];

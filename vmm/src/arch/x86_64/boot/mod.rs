@@ -94,7 +94,10 @@ fn file_error(field: Field, path: &Path) -> impl Fn(io::Error) -> BootError {
 /// RAM as the cause only if more RAM would help.
 fn no_room(ram_size: u64, limit: u64, field: Field, what: &str, needed: u64) -> BootError {
     BootError::NoRoom(if needed <= limit {
-        ConfigError::new(MemoryConfig::SIZE, format!("{ram_size} bytes are too little for this {what}"))
+        ConfigError::new(
+            MemoryConfig::SIZE,
+            format!("{ram_size} bytes are too little for this {what}: use at least {needed} bytes"),
+        )
     } else {
         let rule = format!(
             "{needed} bytes below {limit:#x} are needed for this {what}, and more RAM does not help: use a smaller {what}"
@@ -197,7 +200,8 @@ impl Payload {
             }
             Image::Elf => {
                 let headers = elf::segments(&mut file);
-                let segments = headers.map_err(|error| reason(format!("cannot read its program headers: {error}")))?;
+                let segments =
+                    headers.map_err(|error| reason(format!("cannot read the ELF program headers: {error}")))?;
                 // Clear memory before the file's bytes are loaded, because bytes of one segment may lie in the BSS of another.
                 self.zero(memory, ram_size, &segments)?;
                 let result = Elf::load(memory, None, &mut file, start).map_err(|e| reason(e.to_string()))?;
@@ -287,7 +291,7 @@ fn open_file(field: Field, path: &Path) -> Result<(File, u64), BootError> {
     };
     let metadata = file.metadata().map_err(&fail)?;
     if !metadata.is_file() {
-        return Err(fail(io::Error::other("not a regular file")));
+        return Err(fail(io::Error::other("is not a regular file")));
     }
     if metadata.len() == 0 {
         return Err(fail(io::Error::other("the file is empty")));

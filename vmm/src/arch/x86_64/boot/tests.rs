@@ -297,7 +297,7 @@ fn elf_image_with_very_many_segments_is_refused_at_once() {
     let started = std::time::Instant::now();
     for (count, rule) in [
         (200, "--firmware: 13212057600 bytes below 0xc0000000 are needed for this firmware"),
-        (0xfffe, "cannot read its program headers: the image has 65535, and the maximum is 256"),
+        (0xfffe, "cannot read the ELF program headers: the image has 65535 headers, but the maximum is 256"),
     ] {
         let (_file, config) = firmware(&elf_of(0x4000, PVH_NOTE, 0x10_3ff0, &vec![whole; count]));
         let payload = Payload::open(&config).unwrap();
@@ -350,7 +350,7 @@ fn truncated_elf_is_refused() {
 
 #[test]
 fn bzimage_without_64bit_entry_is_refused() {
-    assert!(refused(&bzimage(0x20b, 4096)).contains("no 64-bit entry point (boot protocol 2.11)"));
+    assert!(refused(&bzimage(0x20b, 4096)).contains("no 64-bit entry point (its boot protocol is 2.11, and"));
 }
 
 #[test]
@@ -375,7 +375,10 @@ fn initramfs_beyond_the_limit_is_not_blamed_on_ram() {
         initramfs.as_file().set_len(len).unwrap();
         Payload::open(&config).unwrap().check(ram_size).unwrap_err().to_string()
     };
-    assert_eq!(refused(96 * MIB, 64 * MIB), "--memory size: 67108864 bytes are too little for this initramfs");
+    assert_eq!(
+        refused(96 * MIB, 64 * MIB),
+        "--memory size: 67108864 bytes are too little for this initramfs: use at least 101728256 bytes"
+    );
     let rule =
         "bytes below 0xc0000000 are needed for this initramfs, and more RAM does not help: use a smaller initramfs";
     let reported = refused(3584 * MIB, 64 * MIB);
