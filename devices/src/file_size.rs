@@ -7,7 +7,7 @@ use std::io;
 use rustix::process::{Resource, getrlimit};
 
 /// Ways to raise the limit.
-const REMEDY: &str = "raise it: ulimit -f unlimited, or LimitFSIZE=infinity in a systemd unit";
+const REMEDY: &str = "raise the limit with ulimit -f unlimited, or with LimitFSIZE=infinity in a systemd unit";
 
 /// Returns a hint to append to an error's text. The hint is empty unless the error is EFBIG. Unlike [`explain`], it needs no
 /// getrlimit(2), which some thread roles do not allow.

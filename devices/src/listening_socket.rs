@@ -198,7 +198,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     if !metadata.file_type().is_socket() {
         return Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
-            "a file that is not a socket is there: remove it, or use another path",
+            "the path names a file that is not a socket: remove the file, or use another path",
         ));
     }
     if lock(&OWN).contains(&(metadata.dev(), metadata.ino())) {

@@ -39,7 +39,7 @@ fn socket_exists_as_long_as_its_device() {
 
     // An existing file is not changed.
     fs::write(&socket, "something").unwrap();
-    let rule = "a file that is not a socket is there: remove it, or use another path";
+    let rule = "the path names a file that is not a socket: remove the file, or use another path";
     let refused = json!([format!("vsock.socket: {}: {rule}", socket.display())]);
     assert_eq!(call(dir, "PUT", "vm.boot", None), (400, refused));
     assert_eq!(fs::read(&socket).unwrap(), b"something");

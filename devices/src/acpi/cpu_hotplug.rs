@@ -234,7 +234,7 @@ impl BusDevice for CpuHotplug {
             }
             REFUSE if requested => {
                 state.leaving.remove(&number);
-                info!("vCPU {number}: the guest refuses to release it");
+                info!("vCPU {number}: the guest refuses to release this vCPU");
             }
             _ => {}
         }

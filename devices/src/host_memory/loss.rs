@@ -53,9 +53,9 @@ impl Loss {
     fn hint(&self, origin: &Origin) -> &'static str {
         match (self.cause, origin.supply) {
             (Cause::Poisoned, _) => "; replace the memory module that the host's log names",
-            (_, Supply::File) => "; the file was truncated, its file system is full, or it cannot be read",
+            (_, Supply::File) => "; the file was truncated, its file system is full, or the file cannot be read",
             (_, Supply::HugePages) => "; no huge page is free, see /sys/kernel/mm/hugepages",
-            (_, Supply::Memory) => "; the host is out of memory, or cannot read its swap",
+            (_, Supply::Memory) => "; the host is out of memory, or cannot read its swap space",
         }
     }
 

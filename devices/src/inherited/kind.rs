@@ -126,7 +126,7 @@ fn of_directory(directory: &Path) -> io::Result<Kind> {
         (Some("macvtap"), _) => Ok(Kind::Interface),
         (Some("misc" | "vfio"), _) if within == "vfio" || name == "vfio" => {
             let rule = "is a VFIO group or container, which can only be opened by its path; \
-                        pass /dev/iommu and /dev/vfio/devices/vfioN, with --platform iommufd=on";
+                        pass /dev/iommu and /dev/vfio/devices/vfioN instead, with --platform iommufd=on";
             Err(io::Error::other(rule))
         }
         _ => Err(io::Error::other(

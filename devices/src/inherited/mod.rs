@@ -204,10 +204,14 @@ fn check_access(file: &File, access: Access) -> io::Result<()> {
     let flags = fcntl_getfl(file)?;
     let refuse = |rule: &str| Err(io::Error::new(io::ErrorKind::PermissionDenied, rule));
     match (flags & OFlags::ACCMODE, access) {
-        (OFlags::WRONLY, Access::Read | Access::ReadWrite) => refuse("the descriptor is open for writing only"),
-        (OFlags::RDONLY, Access::ReadWrite | Access::Append) => refuse("the descriptor is open for reading only"),
+        (OFlags::WRONLY, Access::Read | Access::ReadWrite) => {
+            refuse("the descriptor is open for writing only: open it for reading too")
+        }
+        (OFlags::RDONLY, Access::ReadWrite | Access::Append) => {
+            refuse("the descriptor is open for reading only: open it for writing too")
+        }
         (_, Access::ReadWrite) if flags.contains(OFlags::APPEND) => {
-            refuse("the descriptor is open for appending only (O_APPEND)")
+            refuse("the descriptor is open for appending only: open it without O_APPEND")
         }
         _ => Ok(()),
     }

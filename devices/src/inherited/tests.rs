@@ -50,14 +50,20 @@ fn file_with_too_few_access_rights_is_refused() {
     };
     let reading = file_of(File::options().read(true));
     for access in [Access::ReadWrite, Access::Append] {
-        assert_eq!(refusal(file(&reading, access)), "the descriptor is open for reading only");
+        assert_eq!(refusal(file(&reading, access)), "the descriptor is open for reading only: open it for writing too");
     }
     assert!(file(&reading, Access::Read).unwrap().is_ok());
     let writing = file_of(File::options().write(true));
-    assert_eq!(refusal(file(&writing, Access::Read)), "the descriptor is open for writing only");
+    assert_eq!(
+        refusal(file(&writing, Access::Read)),
+        "the descriptor is open for writing only: open it for reading too"
+    );
     assert!(file(&writing, Access::Append).unwrap().is_ok());
     let adding = file_of(File::options().read(true).append(true));
-    assert_eq!(refusal(file(&adding, Access::ReadWrite)), "the descriptor is open for appending only (O_APPEND)");
+    assert_eq!(
+        refusal(file(&adding, Access::ReadWrite)),
+        "the descriptor is open for appending only: open it without O_APPEND"
+    );
 }
 
 #[test]
@@ -70,7 +76,7 @@ fn wrong_descriptor_kind_is_refused_naming_both_kinds() {
     );
     assert!(file(&writer, Access::Append).unwrap().is_ok());
     assert!(random_source(&reader).unwrap().is_ok());
-    assert_eq!(refusal(random_source(&writer)), "the descriptor is open for writing only");
+    assert_eq!(refusal(random_source(&writer)), "the descriptor is open for writing only: open it for reading too");
     assert_eq!(refusal(listener(&reader)), "the descriptor refers to a pipe, not to a listening unix socket");
     assert_eq!(refusal(connection(&reader)), "the descriptor refers to a pipe, not to a connected unix socket");
     let number: i32 = reader.file_name().unwrap().to_str().unwrap().parse().unwrap();

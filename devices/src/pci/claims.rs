@@ -122,7 +122,7 @@ impl Claim {
         let (id, index) = (self.access.device.id(), self.bar().index);
         if let Err(error) = self.access.device.bar_moved(index, address) {
             warn!(
-                "{id}: BAR {index} at {address:#x} cannot be mapped into the guest, so accesses to it are slow: {error}"
+                "{id}: BAR {index} at {address:#x} cannot be mapped into the guest, so accesses to the BAR are slow: {error}"
             );
         }
     }
@@ -199,7 +199,7 @@ impl Claims {
                 let (device, bar) = (&claim.access.device, claim.bar().index);
                 if let Err(error) = device.bar_released(bar) {
                     error!(
-                        "{}: cannot remove BAR {bar} from the guest's view until the device is closed: {error}",
+                        "{}: BAR {bar} stays visible to the guest until the device is closed, because it cannot be unmapped: {error}",
                         device.id()
                     );
                 }
@@ -272,7 +272,9 @@ impl Claims {
             let bar = claim.bar().index;
             if let Some(address) = claim.access.device.bar_address(bar).filter(|address| claim.place != Some(*address))
             {
-                let rule = format!("the guest has moved it to the forbidden address {address:#x}");
+                let rule = format!(
+                    "the guest has moved this BAR to the forbidden address {address:#x}, so the VM cannot be saved"
+                );
                 return Err(StateError::rule(format!("BAR {bar}"), rule));
             }
         }
@@ -312,12 +314,12 @@ impl Claims {
     fn try_relocate(&mut self, index: usize, address: u64) -> Result<(), String> {
         let (space, size) = (self.list[index].space(), self.list[index].bar().size);
         if !self.windows.allow(self.list[index].bar(), address) {
-            return Err("it would leave the windows for BARs".to_string());
+            return Err("the BAR would lie outside of the address windows for BARs".to_string());
         }
         let in_the_way = |(at, other): &(usize, &Claim)| *at != index && other.lies_in(space, address, size);
         let others: Vec<usize> = self.list.iter().enumerate().filter(in_the_way).map(|(at, _)| at).collect();
         if let Some(other) = others.iter().map(|at| &self.list[*at]).find(|other| other.belongs_there()) {
-            return Err(format!("BAR {} of {} is there", other.bar().index, other.access.device.id()));
+            return Err(format!("BAR {} of {} occupies this address", other.bar().index, other.access.device.id()));
         }
         for at in others {
             self.evict(at)?;

@@ -12,7 +12,7 @@ use super::{Bar, PciAddress};
 #[derive(Debug, Error)]
 pub enum PciError {
     /// A window for BARs is empty or wraps.
-    #[error("{what} window {window:#x?} for PCI BARs is empty or wraps")]
+    #[error("{what} window {window:#x?} for PCI BARs is empty, or wraps around the end of the address space")]
     Window {
         /// Kind of window.
         what: &'static str,

@@ -176,8 +176,10 @@ fn start_placed(role: ThreadRole, name: String, placement: Placement, prepare: P
     let Started { thread, filtered } = answered.recv().map_err(|_| gone())??;
     match filtered.recv() {
         Ok(Err(error)) => {
-            let text =
-                format!("the kernel rejects the filter of a thread of role '{}': {error} (--seccomp)", role.name);
+            let text = format!(
+                "the kernel rejects the filter of a thread of role '{}': {error}; --seccomp false disables the filters",
+                role.name
+            );
             Err(io::Error::new(error.kind(), text))
         }
         // If the thread ended without a result, it could not be pinned. The channel `placed` in `start_prepared` has the reason.

@@ -104,7 +104,7 @@ pub enum VfioPciError {
     },
     /// Host drivers hold other functions of the IOMMU group.
     #[error(
-        "IOMMU group {group} of {name} is not viable: it also holds {}; bind them to vfio-pci or to no driver",
+        "IOMMU group {group} of {name} is not viable: the group also holds {}; bind these functions to vfio-pci or to no driver",
         list(others)
     )]
     NotViable {
@@ -166,8 +166,8 @@ pub enum VfioPciError {
     },
     /// IOMMUFD denies access to the IOMMU group.
     #[error(
-        "IOMMU group {group} of {name} cannot be used: another process owns a device of the group, or the host cannot \
-         isolate its interrupts (interrupt remapping is off: enable it, or set allow_unsafe_interrupts of module iommufd)"
+        "IOMMU group {group} of {name} cannot be used: another process owns a device of the group, or interrupt \
+         remapping is off on the host; enable interrupt remapping, or set the parameter allow_unsafe_interrupts of module iommufd"
     )]
     NotOurs {
         /// Address of the function.

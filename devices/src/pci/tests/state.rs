@@ -86,8 +86,8 @@ fn bars_that_overlap_or_leave_their_windows_are_refused() {
         bar["bytes"] = address.to_le_bytes()[1..].to_vec().into();
         refusal(&states)
     };
-    assert_eq!(at(0xc001_0000), "function: BAR 0: cannot be at 0xc0010000: BAR 0 of function is there");
-    assert!(at(0xfee0_0000).contains("cannot be at 0xfee00000: it would leave the windows"));
+    assert_eq!(at(0xc001_0000), "function: BAR 0: cannot be at 0xc0010000: BAR 0 of function occupies this address");
+    assert!(at(0xfee0_0000).contains("cannot be at 0xfee00000: the BAR would lie outside of the address windows"));
 }
 
 #[test]
@@ -96,7 +96,10 @@ fn bus_with_a_bar_moved_to_a_forbidden_address_is_not_saved() {
     decode(&machine, 2, 0xc001_0000);
     decode(&machine, 2, 0xfee0_0000);
     let refused = machine.root.save().unwrap_err().to_string();
-    assert_eq!(refused, "function: BAR 0: the guest has moved it to the forbidden address 0xfee00000");
+    assert_eq!(
+        refused,
+        "function: BAR 0: the guest has moved this BAR to the forbidden address 0xfee00000, so the VM cannot be saved"
+    );
 }
 
 #[test]

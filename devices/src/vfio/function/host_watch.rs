@@ -62,7 +62,7 @@ impl HostWatch {
         let (id, name) = (id.to_string(), name.to_string());
         let run = move || {
             if let Err(error) = relay(&poll, &sources, |notice| listener.notify(&id, &name, notice)) {
-                error!("{name}: cannot receive notices of the host any more: {error}");
+                error!("{name}: errors and removal requests of the host are missed from now on: {error}");
             }
         };
         let thread = sandbox::start(NOTICES_ROLE, NOTICES_ROLE.name.into(), run)?;

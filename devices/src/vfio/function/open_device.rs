@@ -99,7 +99,7 @@ impl ListedFile {
 impl Drop for ListedFile {
     fn drop(&mut self) {
         if let Err(error) = self.kvm.remove(self.file.as_fd()) {
-            warn!("cannot remove a device from KVM, so it stays busy until the VM ends: {error}");
+            warn!("cannot remove a VFIO device from KVM, so the device stays busy until the VM ends: {error}");
         }
     }
 }

@@ -75,7 +75,7 @@ impl GuestRamMapping {
 fn map_error(gpa: u64, len: u64, source: io::Error) -> VfioPciError {
     let hint = match source.raw_os_error() {
         Some(libc::ENOMEM) => {
-            " (all guest RAM is pinned: raise the limit on locked memory, ulimit -l, or use iommu=on)"
+            " (without iommu=on, all guest RAM is pinned: raise the limit on locked memory, ulimit -l, or use iommu=on)"
         }
         _ => "",
     };

@@ -99,20 +99,20 @@ fn limit_reached(error: &io::Error, missing_memory: impl FnOnce() -> Option<Stri
     match error.raw_os_error()? {
         libc::ENOSPC => Some(
             "the container holds as many mappings as the host allows; raise dma_entry_limit of module vfio_iommu_type1, \
-             or turn platform.iommufd on, which has no such limit"
+             or turn platform.iommufd on, because IOMMUFD has no such limit"
                 .to_string(),
         ),
         libc::ENOMEM => {
             let limit = getrlimit(Resource::Memlock).current;
-            let limit = limit.map_or_else(|| "without limit".to_string(), |bytes| format!("up to {bytes} bytes"));
+            let limit = limit.map_or_else(|| "unlimited".to_string(), |bytes| format!("{bytes} bytes"));
             Some(format!(
-                "no more memory can be pinned; this process may lock memory {limit}: raise this limit (ulimit -l, LimitMEMLOCK=), \
+                "no more memory can be pinned; this process's limit on locked memory is {limit}: raise the limit (ulimit -l, LimitMEMLOCK=), \
                  or give the process CAP_IPC_LOCK"
             ))
         }
         libc::EFAULT => Some(missing_memory().unwrap_or_else(|| {
             "the host's kernel cannot pin this kind of memory for devices: since Linux 6.5 it pins file pages for writing only on \
-             tmpfs or hugetlbfs, so keep the file of --pmem or of a memory zone there (or use discard_writes=on); IOMMUFD never \
+             tmpfs or hugetlbfs, so put the file of --pmem or of a memory zone there (or use discard_writes=on); IOMMUFD also never \
              pins registers of other devices"
                 .to_string()
         })),
@@ -162,7 +162,7 @@ impl Drop for VfioMapper {
     fn drop(&mut self) {
         // Empty the address space before its memory is dropped.
         if let Err(error) = self.space.unmap_all() {
-            error!("cannot empty a host address space: {error}");
+            error!("VFIO cannot unmap all memory of a device's address space: {error}");
         }
     }
 }

@@ -156,7 +156,7 @@ impl Calls {
         let Some(waiting) = waiting else { return Err("answers a request that is not pending".into()) };
         let name = waiting.command.name();
         if waiting.command.number() != header.command {
-            return Err(format!("answers {name} with an answer to command {}", header.command));
+            return Err(format!("answers {name} with an answer to another command (number {})", header.command));
         }
         if header.payload > waiting.most {
             return Err(format!("answers {name} with {} bytes, which is too many", header.payload));

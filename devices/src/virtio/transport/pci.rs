@@ -517,7 +517,7 @@ impl PciDevice for VirtioPciDevice {
                 _ => {
                     return Err(StateError::rule(
                         "common.queues",
-                        "if the driver is ready, each enabled queue must have `served`, and no other queue may have it",
+                        "if the driver is ready, `served` must be true for each enabled queue, and false for all other queues",
                     ));
                 }
             }

@@ -90,7 +90,7 @@ fn server_that_breaks_the_protocol_is_gone() {
         // The messages are an answer to no request, an answer to another request, an answer that is too long, two
         // impossible sizes, and an impossible type.
         (header(999, read, reply, 0), "a request that is not pending"),
-        (header(1, 77, reply, 0), "with an answer to command 77"),
+        (header(1, 77, reply, 0), "with an answer to another command (number 77)"),
         (header(1, read, reply, 5000), "with 5000 bytes"),
         (vec![1, 0, 9, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], "message of 3 bytes"),
         (vec![1, 0, 9, 0, 255, 255, 255, 255, 1, 0, 0, 0, 0, 0, 0, 0], "message of 4294967295 bytes"),

@@ -46,7 +46,7 @@ pub enum ImageError {
     },
     /// The image starts like an image of another format.
     #[error(
-        "looks like an image in {0} format; set the image type to {0} if it is supported, or to raw to give the guest the file's bytes unchanged"
+        "looks like an image in {0} format; set image_type to {0} if Carom supports this format, or to raw to give the guest the file's bytes unchanged"
     )]
     Format(&'static str),
     /// The image violates its format, or uses an unsupported feature of the format.
@@ -54,7 +54,7 @@ pub enum ImageError {
     Malformed(String),
     /// The image has a backing file, but the configuration does not allow backing files.
     #[error(
-        "has the backing file '{0}', but backing files are not allowed: an image can name any file of the host, so allow them only for a trusted image"
+        "has the backing file '{0}', but backing files are not allowed: an image can name any file of the host, so turn backing_files on only for a trusted image"
     )]
     BackingFile(String),
     /// A backing file cannot be used.

@@ -43,7 +43,7 @@ pub(super) fn check(file: &File, writable: bool) -> Result<Header, ImageError> {
     let read = file.read_at(buffer.bytes_mut(), 0)?;
     let header = &buffer.bytes_mut()[..BYTES];
     if read < BYTES || !header.starts_with(MAGIC) {
-        return malformed("it does not start with a qcow2 header; set the image type to the format of the file".into());
+        return malformed("it does not start with a qcow2 header; set image_type to the format of the file".into());
     }
     let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
     let (version, cluster_bits, encryption, snapshots) = (word(4), word(20), word(32), word(60));

@@ -37,7 +37,7 @@ pub(super) fn size(file: &File, len: u64) -> Result<u64, ImageError> {
     };
     file.read_exact_at(&mut footer, end)?;
     if !footer.starts_with(COOKIE) {
-        return malformed("it has no VHD footer; set the image type to the format of the file".into());
+        return malformed("it has no VHD footer; set image_type to the format of the file".into());
     }
     let word = |at: usize| u32::from_be_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]]);
     if word(CHECKSUM.start) != checksum(&footer) {
