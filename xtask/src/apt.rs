@@ -99,10 +99,10 @@ impl Tools<'_> {
             File::create(&updated).with_context(|| format!("cannot write {}", updated.display()))?;
         } else if updated.exists() {
             self.go_on()?;
-            self.progress.say("could not refresh Debian's package lists; continuing with older ones");
+            self.progress.say("cannot refresh Debian's package lists; continuing with the older lists");
         } else {
             self.run_quietly(self.apt(lists, "apt-get").args(["update", "-qq"]), &log)
-                .context("could not read Debian's package lists")?;
+                .context("cannot read Debian's package lists")?;
             File::create(&updated).with_context(|| format!("cannot write {}", updated.display()))?;
         }
         Ok(())

@@ -171,7 +171,7 @@ fn keep_results(tools: &Tools, out: &Path, keep: &Path) {
     let copied = std::fs::create_dir_all(keep).is_ok()
         && Command::new("cp").arg("-r").arg(out.join(".")).arg(keep).status().is_ok_and(|status| status.success());
     if !copied {
-        tools.progress.say(&format!("could not copy the results to {}", keep.display()));
+        tools.progress.say(&format!("cannot copy the results to {}", keep.display()));
     }
 }
 

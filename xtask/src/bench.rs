@@ -122,7 +122,7 @@ impl Options {
             // With both `-icount` and the counting plug-in, QEMU 10.0 crashes at its start.
             let tables = COUNTED.join(", ");
             bail!(Usage(format!(
-                "--icount: cannot count instructions at the same time; name tables other than {tables}"
+                "--icount: cannot be combined with tables of counted instructions; name tables other than {tables}"
             )));
         }
         if self.predict.is_none() {
@@ -132,7 +132,7 @@ impl Options {
         check_file("--state", self.state.as_deref())?;
         if self.compare.is_some() && !COMPARED.iter().any(|table| self.measurement.wants(table)) {
             let tables = COMPARED.join(", ");
-            bail!(Usage(format!("--compare: can only compare the tables {tables}; name at least one of them")));
+            bail!(Usage(format!("--compare: can compare only the tables {tables}; name at least one of these tables")));
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ impl Tools<'_> {
         remove_left_over(&parent, &prefix)?;
         let made = tempfile::Builder::new().prefix(&prefix).tempdir_in(&parent);
         let made = made.with_context(|| format!("cannot create a directory in {}", parent.display()))?;
-        let failed = || format!("could not make {kind}/{key}");
+        let failed = || format!("cannot make {kind}/{key} in the cache");
         fs::set_permissions(made.path(), Permissions::from_mode(0o755)).with_context(failed)?;
         build(made.path()).with_context(failed)?;
         fs::rename(made.path(), &entry).with_context(failed)?;

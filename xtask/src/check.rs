@@ -81,10 +81,13 @@ impl Tools<'_> {
             }
         }
         self.check_build(tree, Mode::Bare, series, "the last patch")?;
-        ensure!(tree.object(Mode::On, "drivers/iommu/dma-bounce-map.o").exists(), "bouncing was not compiled");
+        ensure!(
+            tree.object(Mode::On, "drivers/iommu/dma-bounce-map.o").exists(),
+            "the builds with bouncing on made no dma-bounce-map.o"
+        );
         let count = names.lines().count();
         self.progress
-            .say(&format!("{series}: each of {count} patches builds without warnings, with bouncing on and off; all of them together build with few other options, too"));
+            .say(&format!("{series}: each of {count} patches builds without warnings, with bouncing on and off; all patches together also build with few other kernel options"));
         Ok(())
     }
 

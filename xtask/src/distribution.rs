@@ -89,7 +89,7 @@ impl Tools<'_> {
         let list = recipe.join("packages");
         let text = fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
         let packages = packages(&text);
-        ensure!(!packages.is_empty(), "{} names no package", list.display());
+        ensure!(!packages.is_empty(), "{} lists no package", list.display());
         let sources = dir.join("sources.list");
         fs::write(&sources, self.guest_sources()?).with_context(|| format!("cannot write {}", sources.display()))?;
         let mut command = Command::new("perl");

@@ -222,7 +222,11 @@ fn mend_tree(tree: &Path) -> Result<()> {
 }
 
 fn mended(text: &str, mend: &Mend) -> Result<String> {
-    ensure!(text.matches(mend.text).count() == 1, "must contain '{}' exactly once", mend.text);
+    ensure!(
+        text.matches(mend.text).count() == 1,
+        "must contain '{}' exactly once; adapt MENDS in xtask/src/emulator.rs to this QEMU release",
+        mend.text
+    );
     Ok(text.replace(mend.text, mend.by))
 }
 

@@ -97,7 +97,7 @@ impl Tools<'_> {
         let work = tempfile::tempdir().with_context(failed)?;
         let partition = self.make_esp(loader, work.path())?;
         let bytes = fs::read(&partition).with_context(failed)?;
-        ensure!(bytes.len() as u64 == ESP_LEN, "{} has the wrong length", partition.display());
+        ensure!(bytes.len() as u64 == ESP_LEN, "{} must have {ESP_LEN} bytes", partition.display());
         image.write_all_at(&bytes, MIB).with_context(failed)?;
         image.seek(SeekFrom::Start(ROOT_START)).with_context(failed)?;
         copy(&mut root_file, &mut image).with_context(failed)?;

@@ -134,13 +134,13 @@ impl Tools<'_> {
         let series = kernel.series.clone().unwrap_or_else(|| SERIES.into());
         let patches = patches_of(&self.checkout, &series)?;
         if let Some(file) = kernel.config.iter().find(|file| !file.is_file()) {
-            bail!(Usage(format!("--config: cannot read '{}'", file.display())));
+            bail!(Usage(format!("--config: '{}' is not a readable file", file.display())));
         }
         if kernel.debian && series != SERIES {
             bail!(Usage(format!("--debian: only available for series {SERIES}")));
         }
         if let Some(dir) = kernel.modules.as_ref().filter(|dir| !dir.join("Kbuild").is_file()) {
-            bail!(Usage(format!("--modules: '{}' has no Kbuild", dir.display())));
+            bail!(Usage(format!("--modules: directory '{}' has no file Kbuild", dir.display())));
         }
         self.need_packages("to fetch and unpack the kernel source", &["xz-utils", "patch"])?;
         let package = self.fetch_deb(&format!("linux-source-{series}"))?;

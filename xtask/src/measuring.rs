@@ -207,7 +207,7 @@ impl Tools<'_> {
             if status != DIED || length(samples) == before {
                 return Ok(status);
             }
-            self.progress.say("the emulated machine died; the missing guests run in a new one");
+            self.progress.say("the emulated machine died; the guests without results run in a new machine");
         }
     }
 

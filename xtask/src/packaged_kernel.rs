@@ -23,7 +23,7 @@ pub(crate) fn packaged_kernel(dir: &Path) -> Result<(PathBuf, String)> {
         let release = entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_owned();
         Some((entry.path(), release))
     });
-    let (kernel, release) = found.with_context(|| format!("{} holds no kernel", dir.display()))?;
+    let (kernel, release) = found.with_context(|| format!("{} contains no kernel", dir.display()))?;
     ensure!(kernel.is_file(), "{} is not a file", kernel.display());
     Ok((kernel, release))
 }

@@ -41,7 +41,7 @@ impl Tools<'_> {
         let mut update = as_root("apt-get")?;
         self.run_quietly(update.arg("update"), &log)
             .and_then(|()| self.run_quietly(&mut install()?, &log))
-            .with_context(|| format!("could not install: {names}"))
+            .with_context(|| format!("cannot install the packages {names}"))
     }
 
     /// Returns the path of `command`. If it is not found, installs `package` first.
@@ -79,7 +79,7 @@ pub(crate) fn as_root(program_name: &str) -> Result<Command> {
     if geteuid().is_root() {
         return Ok(Command::new(program_name));
     }
-    ensure!(program("sudo").is_some(), "needs root for {program_name} (run as root, or install sudo)");
+    ensure!(program("sudo").is_some(), "{program_name} needs root: run this program as root, or install sudo");
     let mut command = Command::new("sudo");
     command.arg(program_name);
     Ok(command)

@@ -124,7 +124,7 @@ impl OtherVmm {
     pub fn parse(text: &str) -> Result<Self> {
         let words = shlex::split(text).context("unclosed quote, or backslash at the end")?;
         let [name, program, arguments @ ..] = &words[..] else { bail!("must be NAME PROGRAM ARGUMENTS…") };
-        ensure!(!name.is_empty(), "must be NAME PROGRAM ARGUMENTS…, and the name is empty");
+        ensure!(!name.is_empty(), "must be NAME PROGRAM ARGUMENTS…, but the name is empty");
         let arguments = arguments.iter().map(|word| parts(word)).collect::<Result<_>>()?;
         let vmm = Self { name: name.clone(), program: existing(Path::new(program))?, arguments };
         for names in NEEDED {

@@ -119,7 +119,7 @@ impl Tools<'_> {
                 self.go_on()?;
                 self.progress.say(&format!("{error:#}"));
                 self.progress.say(
-                    "the rig's emulator could not be built; continuing with Debian's, which sometimes ends a guest",
+                    "the rig's emulator could not be built; continuing with Debian's emulator, which sometimes ends a guest",
                 );
                 self.fetch_backport("qemu-system-x86")?.join("usr/bin")
             }
@@ -132,7 +132,7 @@ impl Tools<'_> {
             seabios.join("usr/share/seabios").into(),
         ];
         self.output(Command::new(&words[0]).args(&words[1..]).arg("--version"))
-            .context("the emulator does not start; CAROM_L0_QEMU can name another QEMU")?;
+            .context("the emulator does not start; set CAROM_L0_QEMU to another QEMU")?;
         self.progress.end();
         Ok(words.into())
     }

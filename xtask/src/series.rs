@@ -56,7 +56,7 @@ impl Tools<'_> {
     pub fn guest_series(&self, options: &Options) -> Result<()> {
         let target = &options.directory;
         if target.exists() {
-            bail!(Usage(format!("'{}' exists already", target.display())));
+            bail!(Usage(format!("'{}' exists already: name a new directory", target.display())));
         }
         let patches = patches_of(&self.checkout, &options.series)?;
         self.need_command("git", "git", "making patches")?;
@@ -151,7 +151,7 @@ impl Repository<'_> {
             let made = fs::read(self.directory.join(&file)).ok();
             let is_brought = self.steps.iter().any(|step| step.brings(&file));
             let wanted = if is_brought { fs::read(self.source.join(&file)).ok() } else { None };
-            ensure!(made == wanted, "{} differs from guest/src when made by {by}", file.display());
+            ensure!(made == wanted, "{} as made by {by} differs from guest/src", file.display());
         }
         Ok(())
     }

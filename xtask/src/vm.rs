@@ -72,7 +72,7 @@ fn size(text: &str) -> Result<u64, String> {
 impl Options {
     fn check(&self) -> Result<()> {
         if self.memory < 256 {
-            bail!(Usage("--memory: this Debian needs 256M or more".into()));
+            bail!(Usage("--memory: the guest's Debian needs 256M or more".into()));
         }
         Ok(())
     }
@@ -142,7 +142,7 @@ impl Tools<'_> {
             self.run(Command::new("cp").args(["--sparse=always", "--reflink=auto"]).arg(source).arg(disk))
                 .with_context(failed)?;
         }
-        let bytes = size.checked_mul(1 << 20).with_context(|| Usage("--size: too large".into()))?;
+        let bytes = size.checked_mul(1 << 20).with_context(|| Usage("--size: is too large".into()))?;
         let file = File::options().write(true).open(disk).with_context(failed)?;
         if file.metadata().with_context(failed)?.len() < bytes {
             file.set_len(bytes).with_context(failed)?;

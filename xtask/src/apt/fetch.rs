@@ -126,7 +126,7 @@ fn candidate(said: &str) -> Option<&str> {
 pub(crate) fn only_file(dir: &Path, is_it: impl Fn(&str) -> bool) -> Result<PathBuf> {
     let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let found = entries.flatten().find(|entry| is_it(&entry.file_name().to_string_lossy())).map(|entry| entry.path());
-    found.with_context(|| format!("found no matching file in {}", dir.display()))
+    found.with_context(|| format!("found no file with the expected name in {}", dir.display()))
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ impl CheckTree<'_> {
                 continue;
             }
             let without = code_of(&off, &name);
-            ensure!(code == without, "{name} differs from mainline's with bouncing off");
+            ensure!(code == without, "with bouncing compiled out, function {name} differs from mainline's");
             let with = instructions(&code_of(&on, &name));
             println!("{function:<24} {:>9} {:>7} {with:>7}", instructions(&code), instructions(&without));
         }
