@@ -163,8 +163,11 @@ fn snapshot_with_a_wrong_generation_id_is_refused() {
     let url = format!("file://{}", guest.path("snapshot").display());
     let refusal = || call(guest.dir.path(), "PUT", "vm.restore", Some(&json!({"source_url": url})));
     for (address, rule) in [
-        (json!(0x1000), "generation_id: is 0x1000, but this version supports only 0xf1000"),
-        (json!(0xf1000), "generation_id: is in the snapshot, but platform.vmgenid is off: turn it on"),
+        (json!(0x1000), "generation_id: the saved address is 0x1000, but this version supports only 0xf1000"),
+        (
+            json!(0xf1000),
+            "generation_id: the saved VM has a VM Generation ID, but platform.vmgenid is off: turn vmgenid on",
+        ),
     ] {
         guest.change("config.json", |config| config["platform"]["vmgenid"] = json!(address != json!(0xf1000)));
         guest.change("state.json", |state| state["generation_id"] = address);

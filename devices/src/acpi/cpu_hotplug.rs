@@ -162,7 +162,7 @@ impl CpuHotplug {
         let mut inner = lock(&self.inner);
         let State { wanted, present, .. } = &inner.state;
         if (new.wanted, &new.present) != (*wanted, present) {
-            return Err(StateError::rule("present", "differs from the processors of this VM"));
+            return Err(StateError::rule("present", "the saved processors differ from the processors of this VM"));
         }
         let others: Numbers = present.range(wanted..).copied().collect();
         for (field, numbers, all) in
@@ -171,7 +171,7 @@ impl CpuHotplug {
             if let Some(number) = numbers.difference(all).next() {
                 return Err(StateError::rule(
                     field,
-                    format!("has processor {number}, which contradicts another field"),
+                    format!("the saved list has processor {number}, which contradicts another field"),
                 ));
             }
         }
@@ -400,10 +400,10 @@ mod tests {
         assert_eq!(new.present(), [0, 1, 2]);
         let other = rig(4);
         let refused = other.registers.restore(&state).unwrap_err().to_string();
-        assert_eq!(refused, "present: differs from the processors of this VM");
+        assert_eq!(refused, "present: the saved processors differ from the processors of this VM");
         let good = json!({"wanted": 4, "present": [0, 1, 2, 3], "came": [], "to_go": [], "leaving": []});
         for (field, value, wanted) in [
-            ("came", json!([4]), "came: has processor 4, which contradicts another field"),
+            ("came", json!([4]), "came: the saved list has processor 4, which contradicts another field"),
             ("leaving", json!([3]), "leaving: has processor 3"),
             ("to_go", json!([u32::MAX]), "to_go: has processor 4294967295"),
         ] {

@@ -110,10 +110,13 @@ impl MemoryDevices {
         let new: State = saved.payload(STATE.0, STATE.1)?;
         let mut state = lock(&self.state);
         if new.devices != state.devices {
-            return Err(StateError::rule("devices", "differs from the RAM of this VM"));
+            return Err(StateError::rule("devices", "the saved memory devices differ from the RAM of this VM"));
         }
         if u64::from(new.came) >> new.devices.len() != 0 {
-            return Err(StateError::rule("came", format!("names devices that do not exist ({:#x})", new.came)));
+            return Err(StateError::rule(
+                "came",
+                format!("the saved bits name memory devices that do not exist ({:#x})", new.came),
+            ));
         }
         state.came = new.came;
         self.drive(&state);
@@ -233,10 +236,13 @@ mod tests {
         assert_eq!(new.save().unwrap(), state);
         assert_eq!(read(&new, CAME), 0b10);
         let (other, line) = registers(&[FIRST]);
-        assert_eq!(other.restore(&state).unwrap_err().to_string(), "devices: differs from the RAM of this VM");
+        assert_eq!(
+            other.restore(&state).unwrap_err().to_string(),
+            "devices: the saved memory devices differ from the RAM of this VM"
+        );
         let wrong = DeviceState::new(STATE.0, STATE.1, &State { devices: vec![FIRST], came: 2 }).unwrap();
         let refused = other.restore(&wrong).unwrap_err().to_string();
-        assert_eq!(refused, "came: names devices that do not exist (0x2)");
+        assert_eq!(refused, "came: the saved bits name memory devices that do not exist (0x2)");
         assert!(!line.is_up());
     }
 }

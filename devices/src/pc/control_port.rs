@@ -55,7 +55,10 @@ impl ControlPort {
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let ControlPortState { value } = state.payload(STATE.0, STATE.1)?;
         if value & !(WRITABLE | REFRESH) != 0 {
-            return Err(StateError::rule("value", "has bits that the register does not keep"));
+            return Err(StateError::rule(
+                "value",
+                "the saved value has bits that the control port's register does not keep",
+            ));
         }
         self.0.store(value, Ordering::Relaxed);
         Ok(())
@@ -119,7 +122,10 @@ mod tests {
         assert_eq!(new.save().unwrap(), state);
         assert_eq!(read(&new), 0x33);
         state.payload = serde_json::json!({ "value": 0x80 });
-        assert_eq!(new.restore(&state).unwrap_err().to_string(), "value: has bits that the register does not keep");
+        assert_eq!(
+            new.restore(&state).unwrap_err().to_string(),
+            "value: the saved value has bits that the control port's register does not keep"
+        );
     }
 
     #[test]

@@ -100,7 +100,9 @@ impl SerialPort {
         let event = uart.interrupt_evt().clone();
         let restored: Result<Uart, _> = Serial::from_state(&state, event, NoEvents, Box::new(io::sink()));
         let restored = restored.map_err(|error| match error {
-            serial::Error::FullFifo => StateError::rule("received", "holds more bytes than the port's FIFO"),
+            serial::Error::FullFifo => {
+                StateError::rule("received", "the saved input has more bytes than the port's FIFO")
+            }
             serial::Error::Trigger(source) | serial::Error::IOError(source) => host(source),
         })?;
         replace(&mut uart, restored);
@@ -227,7 +229,10 @@ mod tests {
         let port = SerialPort::new(EventFd::new(EFD_NONBLOCK).unwrap(), Box::new(output.clone()));
         let mut state = port.save().unwrap();
         state.payload["received"] = vec![0; 65].into();
-        assert_eq!(port.restore(&state).unwrap_err().to_string(), "received: holds more bytes than the port's FIFO");
+        assert_eq!(
+            port.restore(&state).unwrap_err().to_string(),
+            "received: the saved input has more bytes than the port's FIFO"
+        );
         state.payload["received"] = vec![300].into();
         assert!(port.restore(&state).is_err());
         port.write(0, b"B");

@@ -224,7 +224,7 @@ impl ConfigSpace {
         if shape(state) != shape(&self.state()) {
             return Err(StateError::rule(
                 "registers",
-                "differ from the registers that a guest may write in this function",
+                "the saved registers differ from those that a guest may write in this function",
             ));
         }
         let bytes = state.registers.iter().flat_map(|run| (run.offset..).zip(&run.bytes));

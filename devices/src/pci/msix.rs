@@ -216,11 +216,14 @@ impl MsixTable {
         if state.vectors.len() != self.entries.len() {
             return Err(StateError::rule(
                 "vectors",
-                format!("must have {} entries, one for each vector of this function", self.entries.len()),
+                format!(
+                    "the saved state must have {} entries, one for each vector of this function",
+                    self.entries.len()
+                ),
             ));
         }
         if state.control & !(CONTROL_ENABLE | CONTROL_FUNCTION_MASK) != 0 {
-            return Err(StateError::rule("control", "has bits that the guest cannot set"));
+            return Err(StateError::rule("control", "the saved value has bits that the guest cannot set"));
         }
         for (index, vector) in state.vectors.iter().enumerate() {
             let MsixVectorState { address, data, control, pending } = *vector;

@@ -201,7 +201,7 @@ impl PciRoot {
             devices.iter().map(|(address, function)| (*address, function.id())).collect();
         let saved: Vec<(PciAddress, &str)> = states.iter().map(|state| (state.address(), state.id.as_str())).collect();
         if here != saved {
-            let rule = format!("must be those of this VM: {}, not {}", list(&here), list(&saved));
+            let rule = format!("the saved functions must be those of this VM: {}, not {}", list(&here), list(&saved));
             return Err(StateError::rule("functions", rule));
         }
         for ((address, function), state) in devices.iter().zip(states) {

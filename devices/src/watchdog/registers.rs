@@ -222,7 +222,7 @@ impl Registers {
             && preload.iter().all(|value| *value <= MAX_PRELOAD)
             && usize::from(*keys) <= KEYS.len();
         if !sound {
-            return Err(StateError::rule("registers", "have values that no guest can cause"));
+            return Err(StateError::rule("registers", "the saved registers have values that no guest can cause"));
         }
         self.0 = state.clone();
         Ok(())

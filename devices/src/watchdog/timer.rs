@@ -107,7 +107,7 @@ impl Timer {
         restored.restore(registers)?;
         let left = left_ns.map(Duration::from_nanos);
         if left > restored.stage() || left.is_some() != restored.stage().is_some() {
-            return Err(StateError::rule("left_ns", "does not fit the stage of the counter"));
+            return Err(StateError::rule("left_ns", "the saved time does not fit the watchdog's stage"));
         }
         state.registers = restored;
         state.paused = true;

@@ -244,16 +244,20 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
     let cases: [(&str, Value, &str); 13] = [
         ("/version", 2.into(), "the state of 'snapshot' has version 2; this program reads version 1"),
         ("/version", (-1).into(), "version: invalid value"),
-        ("/ram", json!([]), "ram: has other ranges than the configuration's 67108864 bytes of RAM"),
+        ("/ram", json!([]), "ram: the saved ranges differ from the configuration's 67108864 bytes of RAM"),
         ("/ram/0/len", (RAM / 2).into(), "ram: does not match the configuration's"),
         ("/ram/0/gpa", 4096.into(), "ram: does not match the configuration's"),
-        ("/ram/0/offset", 4096.into(), "memory-ranges: the range at 0x4000000 overlaps the range before it"),
+        (
+            "/ram/0/offset",
+            4096.into(),
+            "memory-ranges: the saved range at offset 0x4000000 overlaps the range before it",
+        ),
         ("/windows/0/offset", 0.into(), "memory-ranges: the range at 0x0 overlaps"),
         ("/windows/0/offset", (u64::MAX - 4095).into(), "ends beyond the file's 0x4200000 bytes"),
         ("/windows/0/len", (CHUNK + 4096).into(), "ends beyond the file"),
-        ("/windows/0/len", 0.into(), "is not made of whole pages"),
-        ("/windows/0/offset", (RAM + 1).into(), "is not made of whole pages"),
-        ("/processors/vcpus", json!([]), "vcpus: has 0 vCPUs, but the configuration boots with 1"),
+        ("/windows/0/len", 0.into(), "does not consist of whole pages"),
+        ("/windows/0/offset", (RAM + 1).into(), "does not consist of whole pages"),
+        ("/processors/vcpus", json!([]), "vcpus: the saved VM has 0 vCPUs, but the configuration boots with 1"),
         ("/platform", json!([{"kind": "serial", "version": 1, "payload": {}, "more": 1}]), "platform[0]"),
     ];
     for (place, value, wanted) in cases {
@@ -283,13 +287,13 @@ fn ram_added_since_boot_is_checked_against_the_configuration() {
     for (added, wanted) in [
         (
             json!([piece(4 << 30, 4096)]),
-            "added_ram: 0x1000 bytes at 0x100000000 do not start and end at multiples of 0x8000000",
+            "added_ram: the saved 0x1000 bytes at 0x100000000 do not start and end at multiples of 0x8000000",
         ),
         (json!([piece((4 << 30) + 4096, STEP)]), "are not in multiples of"),
         (json!([piece(4 << 30, 0)]), "are not in multiples of"),
         (
             json!([piece(4 << 30, STEP)]),
-            "added_ram: has no fewer bytes than all RAM of the configuration, 67108864 bytes",
+            "added_ram: the saved pieces must have fewer bytes than all RAM of the configuration, 67108864 bytes",
         ),
         (json!([piece(4 << 30, !(STEP - 1))]), "added_ram: is not less than"),
     ] {
@@ -307,9 +311,9 @@ fn ram_added_since_boot_is_checked_against_the_configuration() {
     state.added_ram = vec![piece(4 << 30, 1 << 32), piece((4 << 30) + 2 * STEP, 1 << 33)];
     assert_eq!(check(&state), Ok(()));
     state.added_ram[1].gpa = 4 << 30;
-    assert_eq!(check(&state), Err("added_ram: begins at 0x100000000, which overlaps earlier RAM".into()));
+    assert_eq!(check(&state), Err("added_ram: the saved piece at 0x100000000 overlaps earlier RAM".into()));
     state.added_ram = vec![piece(0, 1 << 32), piece(4 << 30, 1 << 33)];
-    assert_eq!(check(&state), Err("added_ram: begins at 0x0, which overlaps earlier RAM".into()));
+    assert_eq!(check(&state), Err("added_ram: the saved piece at 0x0 overlaps earlier RAM".into()));
     state.added_ram = vec![piece(4 << 30, 0), piece((4 << 30) + STEP, 1 << 33)];
     assert!(check(&state).unwrap_err().contains("overlaps"));
 }

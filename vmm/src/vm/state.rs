@@ -92,12 +92,15 @@ impl Vm {
         let (Some(id), Some(notice)) = (self.contents.generation_id, &self.board.generation_notice) else {
             return Err(StateError::rule(
                 "generation_id",
-                "is in the snapshot, but platform.vmgenid is off: turn it on",
+                "the saved VM has a VM Generation ID, but platform.vmgenid is off: turn vmgenid on",
             )
             .into());
         };
         if address != generation_id::ADDRESS {
-            let rule = format!("is {address:#x}, but this version supports only {:#x}", generation_id::ADDRESS);
+            let rule = format!(
+                "the saved address is {address:#x}, but this version supports only {:#x}",
+                generation_id::ADDRESS
+            );
             return Err(StateError::rule("generation_id", rule).into());
         }
         id.write(&self.memory).map_err(|error| StateError::rule("generation_id", error.to_string()))?;
@@ -111,7 +114,11 @@ impl Vm {
         indices.sort_unstable();
         let iommu = self.parts.iommu();
         if indices != iommu.map_or_else(Vec::new, |iommu| iommu.window_chunks()) {
-            return Err(StateError::rule("windows", "do not match the state of the virtio-iommu").into());
+            return Err(StateError::rule(
+                "windows",
+                "the saved chunks do not match the saved state of the virtio-iommu",
+            )
+            .into());
         }
         let Some(iommu) = iommu else { return Ok(()) };
         for ChunkRange { index, len, offset } in saved {
@@ -119,7 +126,13 @@ impl Vm {
                 .with_window_chunk(*index, |chunk| (chunk.len() as u64 == *len).then(|| source.read(*offset, &chunk)));
             match read.flatten() {
                 Some(read) => read?,
-                None => return Err(StateError::rule("windows", format!("chunk {index} has another length")).into()),
+                None => {
+                    return Err(StateError::rule(
+                        "windows",
+                        format!("the saved chunk {index} has another length than a chunk of this VM"),
+                    )
+                    .into());
+                }
             }
         }
         Ok(())

@@ -94,7 +94,7 @@ impl VmState {
         let booted_with = self.check_added_ram(wanted)?;
         let ram: Vec<(u64, u64)> = self.ram.iter().map(|range| (range.gpa, range.len)).collect();
         if ram != boot_ram(&wanted.booted_with(booted_with)) {
-            let rule = format!("has other ranges than the configuration's {} bytes of RAM", wanted.total());
+            let rule = format!("the saved ranges differ from the configuration's {} bytes of RAM", wanted.total());
             return Err(StateError::rule("ram", rule));
         }
         let all_ram = self.ram.iter().chain(&self.added_ram);
@@ -104,23 +104,24 @@ impl VmState {
         let mut free = 0;
         for (offset, len) in places {
             if !offset.is_multiple_of(PAGE_SIZE) || !len.is_multiple_of(PAGE_SIZE) || len == 0 {
-                let rule = format!("a range of {len:#x} bytes at {offset:#x} is not made of whole pages");
+                let rule =
+                    format!("the saved range of {len:#x} bytes at offset {offset:#x} does not consist of whole pages");
                 return Err(StateError::rule("memory-ranges", rule));
             }
             if offset < free {
-                let rule = format!("the range at {offset:#x} overlaps the range before it");
+                let rule = format!("the saved range at offset {offset:#x} overlaps the range before it");
                 return Err(StateError::rule("memory-ranges", rule));
             }
             free = offset.checked_add(len).filter(|end| *end <= memory_len).ok_or_else(|| {
                 let rule =
-                    format!("a range of {len:#x} bytes at {offset:#x} ends beyond the file's {memory_len:#x} bytes");
+                    format!("the saved range of {len:#x} bytes at offset {offset:#x} ends beyond the file's {memory_len:#x} bytes");
                 StateError::rule("memory-ranges", rule)
             })?;
         }
         let mut chunks: Vec<u32> = self.windows.iter().map(|range| range.index).collect();
         chunks.sort_unstable();
         if let Some(twice) = chunks.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(StateError::rule("windows", format!("chunk {} occurs twice", twice[0])));
+            return Err(StateError::rule("windows", format!("the saved chunk {} occurs twice", twice[0])));
         }
         Ok(())
     }
@@ -139,22 +140,29 @@ impl VmState {
                 || !range.len.is_multiple_of(MEMORY_DEVICE_GRANULE)
             {
                 return refuse(format!(
-                    "{:#x} bytes at {:#x} do not start and end at multiples of {MEMORY_DEVICE_GRANULE:#x}",
+                    "the saved {:#x} bytes at {:#x} do not start and end at multiples of {MEMORY_DEVICE_GRANULE:#x}",
                     range.len, range.gpa
                 ));
             }
             match booted_with.checked_sub(range.len) {
                 Some(left) if left > 0 => booted_with = left,
-                _ => return refuse(format!("has no fewer bytes than all RAM of the configuration, {ram_size} bytes")),
+                _ => {
+                    return refuse(format!(
+                        "the saved pieces must have fewer bytes than all RAM of the configuration, {ram_size} bytes"
+                    ));
+                }
             }
         }
         if self.added_ram.len() > MAX_MEMORY_DEVICES {
-            return refuse(format!("has {} pieces, more than {MAX_MEMORY_DEVICES}", self.added_ram.len()));
+            return refuse(format!(
+                "the saved state has {} pieces, more than the maximum of {MAX_MEMORY_DEVICES}",
+                self.added_ram.len()
+            ));
         }
         let mut free = ram_end(booted_with);
         for range in &self.added_ram {
             if range.gpa < free {
-                return refuse(format!("begins at {:#x}, which overlaps earlier RAM", range.gpa));
+                return refuse(format!("the saved piece at {:#x} overlaps earlier RAM", range.gpa));
             }
             free = range.gpa.saturating_add(range.len);
         }

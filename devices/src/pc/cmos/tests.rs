@@ -122,11 +122,14 @@ fn restored_memory_is_unchanged_and_bad_states_are_refused() {
         state.payload["cells"][at] = value.into();
         new.restore(&state).unwrap_err().to_string()
     };
-    assert_eq!(with(0x5b, 9), "cells: differ from the cells of this VM at an index that no guest can write");
-    assert_eq!(with(0x0a, 0xa6), "cells: report an update in progress, but this clock never does");
+    assert_eq!(with(0x5b, 9), "cells: the saved cells differ from this VM's at an index that no guest can write");
+    assert_eq!(
+        with(0x0a, 0xa6),
+        "cells: the saved register A reports an update in progress, but this clock never does"
+    );
     let mut short = state.clone();
     short.payload = serde_json::json!({ "index": 0, "cells": [1, 2] });
-    assert_eq!(new.restore(&short).unwrap_err().to_string(), "cells: must be 128 bytes");
+    assert_eq!(new.restore(&short).unwrap_err().to_string(), "cells: the saved state must have 128 cells of one byte");
 }
 
 #[test]

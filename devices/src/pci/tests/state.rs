@@ -55,7 +55,7 @@ fn state_of_another_bus_is_refused_and_names_what_differs() {
     fewer.pop();
     assert_eq!(
         refusal(&fewer),
-        "functions: must be those of this VM: _host_bridge at 0000:00:00.0, function at 0000:00:02.0, function at \
+        "functions: the saved functions must be those of this VM: _host_bridge at 0000:00:00.0, function at 0000:00:02.0, function at \
          0000:00:05.0, _host_bridge1 at 0001:00:00.0, not _host_bridge at 0000:00:00.0, function at 0000:00:02.0, function at \
          0000:00:05.0"
     );

@@ -169,11 +169,14 @@ impl CommonConfig {
     /// Restores `state` in registers that are new or were just reset. Rejects a state that no driver can reach.
     pub(super) fn restore(&mut self, state: &CommonState) -> Result<(), StateError> {
         if state.queues.len() != self.queues.len() {
-            return Err(StateError::rule("queues", format!("must have {} entries", self.queues.len())));
+            return Err(StateError::rule("queues", format!("the saved state must have {} queues", self.queues.len())));
         }
         let (accepted, running) = (state.status & status::FEATURES_OK != 0, state.status & status::DRIVER_OK != 0);
         if state.status & !status::ALL != 0 || running && !accepted {
-            return Err(StateError::rule("status", format!("no driver can set the status {:#x}", state.status)));
+            return Err(StateError::rule(
+                "status",
+                format!("the saved status {:#x} is one that no driver can set", state.status),
+            ));
         }
         if accepted && !self.features_fit(state.driver_features) {
             let rule = format!(
@@ -185,10 +188,10 @@ impl CommonConfig {
         for (index, (queue, setup)) in state.queues.iter().zip(&self.queues).enumerate() {
             let rule = |rule: &str| Err(StateError::rule(format!("queues[{index}]"), rule));
             if !queue.size.is_power_of_two() || queue.size > setup.max_size {
-                return rule("size must be a power of two and at most the device's maximum");
+                return rule("the saved size must be a power of two and at most the device's maximum");
             }
             if queue.enabled && !accepted || queue.served.is_some() && !(queue.enabled && running) {
-                return rule("a queue cannot be enabled before FEATURES_OK, or served before DRIVER_OK");
+                return rule("a saved queue cannot be enabled before FEATURES_OK, or served before DRIVER_OK");
             }
         }
         (self.device_select, self.driver_select) = (state.device_select, state.driver_select);

@@ -130,14 +130,20 @@ impl Interrupts {
     /// Restores `state`. See [`MsixTable::restore`].
     pub(super) fn restore(&self, state: &InterruptsState) -> Result<(), StateError> {
         if state.queue_vectors.len() != self.queue_vectors.len() {
-            return Err(StateError::rule("queue_vectors", format!("must have {} entries", self.queue_vectors.len())));
+            return Err(StateError::rule(
+                "queue_vectors",
+                format!("the saved state must have {} vectors of queues", self.queue_vectors.len()),
+            ));
         }
         let mut vectors = state.queue_vectors.iter().chain([&state.config_vector]);
         if let Some(vector) = vectors.find(|vector| self.existing(**vector) != **vector) {
-            return Err(StateError::rule("queue_vectors, config_vector", format!("vector {vector} does not exist")));
+            return Err(StateError::rule(
+                "queue_vectors, config_vector",
+                format!("the saved vector {vector} does not exist in this device"),
+            ));
         }
         if state.isr & !(ISR_QUEUE | ISR_CONFIG) != 0 {
-            return Err(StateError::rule("isr", format!("{:#x} has undefined bits", state.isr)));
+            return Err(StateError::rule("isr", format!("the saved value {:#x} has undefined bits", state.isr)));
         }
         lock(&self.msix).restore(&state.msix)?;
         self.config_vector.store(state.config_vector, Ordering::Relaxed);

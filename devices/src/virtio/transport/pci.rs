@@ -505,7 +505,7 @@ impl PciDevice for VirtioPciDevice {
         self.device.restore(&state.device)?;
         // Build the queues after the device is restored. The check of the rings needs the device's mappings, and these mappings are part of
         // the state of the device or the IOMMU.
-        let unusable = || StateError::rule("common.queues", "rings are misaligned or not in the device's memory");
+        let unusable = || StateError::rule("common.queues", "saved rings are misaligned or not in the device's memory");
         let mut queues = self.build_queues(&common).ok_or_else(unusable)?;
         for (queue, setup) in queues.iter_mut().zip(&state.common.queues) {
             match (queue, setup.served) {

@@ -315,7 +315,7 @@ impl Board {
     pub fn restore(&self, states: &[DeviceState]) -> Result<(), StateError> {
         let all = self.all();
         if all.len() != states.len() {
-            return Err(StateError::rule("platform", "has another number of devices than this VM"));
+            return Err(StateError::rule("platform", "the saved VM has another number of devices than this VM"));
         }
         let restore =
             |((name, device), state): ((&str, &dyn Saved), _)| device.restore(state).map_err(StateError::of(name));

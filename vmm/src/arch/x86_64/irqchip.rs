@@ -69,7 +69,11 @@ impl IrqchipState {
     /// Restores the state.
     pub fn restore(&self, vm: &VmFd) -> Result<(), KvmError> {
         if self.0.each_ref().map(|chip| chip.0.chip_id) != CHIPS {
-            return Err(StateError::rule("irqchip", "must be the two 8259s and the I/O APIC, in this order").into());
+            return Err(StateError::rule(
+                "irqchip",
+                "the saved interrupt controllers must be the two 8259s and the I/O APIC, in this order",
+            )
+            .into());
         }
         self.0
             .iter()

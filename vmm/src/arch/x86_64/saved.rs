@@ -95,13 +95,13 @@ impl ProcessorsState {
         if count < least {
             return Err(StateError::rule(
                 "vcpus",
-                format!("has {count} vCPUs, but the configuration boots with {least}"),
+                format!("the saved VM has {count} vCPUs, but the configuration boots with {least}"),
             ));
         }
         if count > most {
             return Err(StateError::rule(
                 "vcpus",
-                format!("has {count} vCPUs, but the configuration allows at most {most}"),
+                format!("the saved VM has {count} vCPUs, but the configuration allows at most {most}"),
             ));
         }
         if self.numbers.is_empty() {
@@ -109,18 +109,20 @@ impl ProcessorsState {
         }
         let refuse = |rule: String| Err(StateError::rule("numbers", rule));
         if self.numbers.len() != self.vcpus.len() {
-            return refuse(format!("has {} numbers for {count} vCPUs", self.numbers.len()));
+            return refuse(format!("the saved VM has {} numbers for {count} vCPUs", self.numbers.len()));
         }
         if self.numbers.iter().zip(self.numbers.iter().skip(1)).any(|(one, next)| one >= next) {
-            return refuse("are not in ascending order".into());
+            return refuse("the saved vCPU numbers are not in ascending order".into());
         }
         if let Some(number) = self.numbers.last().filter(|number| **number >= most) {
-            return refuse(format!("has vCPU {number}, but the configuration allows at most {most} vCPUs"));
+            return refuse(format!(
+                "the saved VM has vCPU {number}, but the configuration allows at most {most} vCPUs"
+            ));
         }
         if let Some(missing) =
             (0..least).zip(&self.numbers).find_map(|(wanted, has)| (wanted != *has).then_some(wanted))
         {
-            return refuse(format!("lacks vCPU {missing}, which the configuration has"));
+            return refuse(format!("the saved VM lacks vCPU {missing}, which the configuration has"));
         }
         Ok(())
     }
@@ -149,7 +151,8 @@ impl ProcessorsState {
     /// The host lacks a feature.
     pub fn cpuid(&self, number: u32, host: &CpuId) -> Result<CpuId, KvmError> {
         let saved = self.numbers().into_iter().zip(&self.vcpus).find(|(saved, _)| *saved == number);
-        let (_, saved) = saved.ok_or_else(|| StateError::rule("vcpus", format!("has no vCPU {number}")))?;
+        let (_, saved) =
+            saved.ok_or_else(|| StateError::rule("vcpus", format!("the saved VM has no vCPU {number}")))?;
         Ok(saved.cpuid.for_host(host).map_err(StateError::of(&format!("vCPU {number}")))?)
     }
 
@@ -331,13 +334,13 @@ mod tests {
         assert_eq!((check(2, &[]), check(4, &[])), (Ok(vec![0, 1]), Ok(vec![0, 1, 2, 3])));
         assert_eq!((check(3, &[0, 1, 3]), check(2, &[0, 1])), (Ok(vec![0, 1, 3]), Ok(vec![0, 1])));
         for (vcpus, numbers, wanted) in [
-            (1, &[][..], "vcpus: has 1 vCPUs, but the configuration boots with 2"),
-            (5, &[], "vcpus: has 5 vCPUs, but the configuration allows at most 4"),
-            (3, &[0, 1], "numbers: has 2 numbers for 3 vCPUs"),
-            (3, &[0, 1, 1], "numbers: are not in ascending order"),
-            (3, &[0, 1, 4], "numbers: has vCPU 4, but the configuration allows at most 4 vCPUs"),
-            (3, &[0, 2, 3], "numbers: lacks vCPU 1, which the configuration has"),
-            (2, &[u32::MAX - 1, u32::MAX], "numbers: has vCPU 4294967295"),
+            (1, &[][..], "vcpus: the saved VM has 1 vCPUs, but the configuration boots with 2"),
+            (5, &[], "vcpus: the saved VM has 5 vCPUs, but the configuration allows at most 4"),
+            (3, &[0, 1], "numbers: the saved VM has 2 numbers for 3 vCPUs"),
+            (3, &[0, 1, 1], "numbers: the saved vCPU numbers are not in ascending order"),
+            (3, &[0, 1, 4], "numbers: the saved VM has vCPU 4, but the configuration allows at most 4 vCPUs"),
+            (3, &[0, 2, 3], "numbers: the saved VM lacks vCPU 1, which the configuration has"),
+            (2, &[u32::MAX - 1, u32::MAX], "numbers: the saved VM has vCPU 4294967295"),
         ] {
             assert!(check(vcpus, numbers).unwrap_err().starts_with(wanted), "{wanted}");
         }

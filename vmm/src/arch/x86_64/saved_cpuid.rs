@@ -141,7 +141,8 @@ impl SavedCpuid {
             return Err(StateError::rule("cpuid", rule));
         }
         let entries: Vec<kvm_cpuid_entry2> = self.0.iter().map(|entry| (*entry).into()).collect();
-        CpuId::from_entries(&entries).map_err(|_| StateError::rule("cpuid", "has more entries than KVM allows"))
+        CpuId::from_entries(&entries)
+            .map_err(|_| StateError::rule("cpuid", "the saved CPUID has more entries than KVM allows"))
     }
 }
 

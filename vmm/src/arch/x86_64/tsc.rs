@@ -110,7 +110,7 @@ fn set_frequency(khz: u32, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
     }
     if !kvm.check_extension(Cap::TscControl) {
         let rule = format!(
-            "is {khz}, but this host's counter runs at {host} kHz, and its CPU cannot scale it; restore the VM on a host with the same frequency"
+            "the guest's time stamp counter runs at {khz} kHz, but this host's runs at {host} kHz, and the CPU cannot scale it; restore the VM on a host with the same frequency"
         );
         return Err(StateError::rule("tsc.khz", rule).into());
     }

@@ -199,14 +199,14 @@ fn nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<u8>, KvmError> {
 fn nested_of(bytes: &[u8]) -> Result<KvmNestedStateBuffer, KvmError> {
     let rule = |rule: &str| KvmError::from(StateError::rule("nested", rule));
     if bytes.len() < NESTED_HEADER || bytes.len() > size_of::<KvmNestedStateBuffer>() {
-        return Err(rule("its length does not fit KVM's structure"));
+        return Err(rule("the length of the saved state does not fit KVM's structure"));
     }
     let mut padded = bytes.to_vec();
     padded.resize(size_of::<KvmNestedStateBuffer>(), 0);
     let buffer: KvmNestedStateBuffer =
-        KvmNestedStateBuffer::read_from_bytes(&padded).map_err(|_| rule("it is not KVM's structure"))?;
+        KvmNestedStateBuffer::read_from_bytes(&padded).map_err(|_| rule("the saved state is not KVM's structure"))?;
     if usize::try_from(buffer.size).ok() != Some(bytes.len()) {
-        return Err(rule("its length differs from the size in its header"));
+        return Err(rule("the length of the saved state differs from the size in its header"));
     }
     Ok(buffer)
 }
