@@ -331,7 +331,7 @@ mod tests {
             (&["--rounds", "0"], "--rounds"),
             (&["--state", "/no/such/directory/file"], "--state"),
             (&["--json", "/"], "is a directory"),
-            (&["--compare", "base.json", "vmm"], "name at least one of them"),
+            (&["--compare", "base.json", "vmm"], "name at least one of these tables"),
             (&["--predict", "base.json", "--quick"], "cannot be used with"),
             (&["--predict", "base.json", "counts"], "cannot be used with"),
             (&["--predict", "base.json", "--plots", "dir"], "cannot be used with"),

@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(odd, "--memory hugepage_size: 4194304 is neither 2M nor 1G");
         let cut = refused("size=64M,hugepages=on,hugepage_size=1G");
         assert_eq!(cut, "--memory size: 67108864 bytes are not a multiple of the huge page size of 1073741824 bytes");
-        assert!(refused("size=64M,shared=on,mergeable=on").starts_with("--memory mergeable: must be off with shared"));
+        assert!(refused("size=64M,shared=on,mergeable=on").starts_with("--memory mergeable: must be off if shared"));
     }
 
     #[test]

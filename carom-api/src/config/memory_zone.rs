@@ -163,7 +163,7 @@ mod tests {
             (&["id=a,size=2M", "id=a,size=2M"], "--memory-zone id: 'a' is given twice: every zone needs its own id"),
             (&["id=a,size=1G,hugepage_size=2M"], "--memory-zone hugepage_size: needs hugepages"),
             (&["id=a,size=1G,hugepages=on,hugepage_size=4M"], "--memory-zone hugepage_size: 4194304 is neither"),
-            (&["id=a,size=2M,hugepages=on,hugepage_size=1G"], "--memory-zone size: 2097152 bytes, of which"),
+            (&["id=a,size=2M,hugepages=on,hugepage_size=1G"], "--memory-zone size: the size of 2097152 bytes and"),
             (
                 &["id=a,size=512M", "id=b,size=3G,hugepages=on,hugepage_size=1G"],
                 "--memory-zone size: the size of 3221225472 bytes and the 2684354560 bytes below address 3G must both be",

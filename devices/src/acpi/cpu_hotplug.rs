@@ -404,8 +404,8 @@ mod tests {
         let good = json!({"wanted": 4, "present": [0, 1, 2, 3], "came": [], "to_go": [], "leaving": []});
         for (field, value, wanted) in [
             ("came", json!([4]), "came: the saved list has processor 4, which contradicts another field"),
-            ("leaving", json!([3]), "leaving: has processor 3"),
-            ("to_go", json!([u32::MAX]), "to_go: has processor 4294967295"),
+            ("leaving", json!([3]), "leaving: the saved list has processor 3"),
+            ("to_go", json!([u32::MAX]), "to_go: the saved list has processor 4294967295"),
         ] {
             let mut state = good.clone();
             state[field] = value;

@@ -245,14 +245,14 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
         ("/version", 2.into(), "the state of 'snapshot' has version 2; this program reads version 1"),
         ("/version", (-1).into(), "version: invalid value"),
         ("/ram", json!([]), "ram: the saved ranges differ from the configuration's 67108864 bytes of RAM"),
-        ("/ram/0/len", (RAM / 2).into(), "ram: does not match the configuration's"),
-        ("/ram/0/gpa", 4096.into(), "ram: does not match the configuration's"),
+        ("/ram/0/len", (RAM / 2).into(), "ram: the saved ranges differ from the configuration's"),
+        ("/ram/0/gpa", 4096.into(), "ram: the saved ranges differ from the configuration's"),
         (
             "/ram/0/offset",
             4096.into(),
             "memory-ranges: the saved range at offset 0x4000000 overlaps the range before it",
         ),
-        ("/windows/0/offset", 0.into(), "memory-ranges: the range at 0x0 overlaps"),
+        ("/windows/0/offset", 0.into(), "memory-ranges: the saved range at offset 0x0 overlaps"),
         ("/windows/0/offset", (u64::MAX - 4095).into(), "ends beyond the file's 0x4200000 bytes"),
         ("/windows/0/len", (CHUNK + 4096).into(), "ends beyond the file"),
         ("/windows/0/len", 0.into(), "does not consist of whole pages"),
@@ -289,13 +289,13 @@ fn ram_added_since_boot_is_checked_against_the_configuration() {
             json!([piece(4 << 30, 4096)]),
             "added_ram: the saved 0x1000 bytes at 0x100000000 do not start and end at multiples of 0x8000000",
         ),
-        (json!([piece((4 << 30) + 4096, STEP)]), "are not in multiples of"),
-        (json!([piece(4 << 30, 0)]), "are not in multiples of"),
+        (json!([piece((4 << 30) + 4096, STEP)]), "do not start and end at multiples of"),
+        (json!([piece(4 << 30, 0)]), "do not start and end at multiples of"),
         (
             json!([piece(4 << 30, STEP)]),
             "added_ram: the saved pieces must have fewer bytes than all RAM of the configuration, 67108864 bytes",
         ),
-        (json!([piece(4 << 30, !(STEP - 1))]), "added_ram: is not less than"),
+        (json!([piece(4 << 30, !(STEP - 1))]), "added_ram: the saved pieces must have fewer bytes than"),
     ] {
         let mut spoiled = good.clone();
         spoiled["added_ram"] = added;
@@ -342,7 +342,10 @@ fn configuration_is_checked_again() {
     for (text, wanted) in [
         (json!({"payload": {"kernel": "/k"}, "memory": {"size": 1}}), "memory.size: "),
         (json!({"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2}, "memory": {"size": RAM}}), "has 1 vCPUs"),
-        (json!({"payload": {"kernel": "/k"}, "memory": {"size": 2 * RAM}}), "ram: does not match the configuration's"),
+        (
+            json!({"payload": {"kernel": "/k"}, "memory": {"size": 2 * RAM}}),
+            "ram: the saved ranges differ from the configuration's",
+        ),
         (json!({"payload": {"kernel": "/k"}, "more": 1}), "more: unknown field"),
         (json!([]), "config.json"),
     ] {

@@ -51,7 +51,7 @@ fn wrong_configuration_names_the_field() {
 fn wrong_window_names_the_rule() {
     let aperture =
         |range: RangeInclusive<u64>| error_with(|c| c.window.as_mut().expect("there are windows").aperture = range);
-    let chunks = "must start and end on whole chunks";
+    let chunks = "must start and end at multiples of the chunk size";
     assert!(aperture(APERTURE + 1..=APERTURE + CHUNK - 1).contains(chunks));
     assert!(aperture(APERTURE..=APERTURE + CHUNK).contains(chunks));
     let side = "must end below 4 GiB and below the MSI window, or start at 4 GiB or above";
@@ -73,10 +73,10 @@ fn wrong_window_names_the_rule() {
 
 #[test]
 fn window_config_and_chunk_store_need_each_other() {
-    assert!(error_of(engine_config(), None).starts_with("bounce windows need both"));
+    assert!(error_of(engine_config(), None).starts_with("bounce windows need a window"));
     let plain = EngineConfig::default();
     let store = TestChunks::new(CHUNK, 1);
-    assert!(error_of(plain, Some(store)).starts_with("bounce windows need both"));
+    assert!(error_of(plain, Some(store)).starts_with("bounce windows need a window"));
 }
 
 #[test]
