@@ -280,7 +280,7 @@ impl IommuBounceChange {
             ensure(
                 change.is_none() || config.has_windows(),
                 Field::only(field),
-                || "the VM has no bounce windows: create it with an iommu_bounce.size above 0",
+                || "the VM has no bounce windows: create the VM with an iommu_bounce.size above 0",
             )?;
         }
         if let Some(budget) = self.budget {
@@ -418,7 +418,7 @@ mod tests {
         assert_eq!(changed.max_mapped, None);
         let windows = IommuBounceChange { threshold: Some(0), ..Default::default() };
         let refused = windows.apply(&mut changed).unwrap_err().to_string();
-        assert_eq!(refused, "threshold: the VM has no bounce windows: create it with an iommu_bounce.size above 0");
+        assert_eq!(refused, "threshold: the VM has no bounce windows: create the VM with an iommu_bounce.size above 0");
     }
 
     #[test]

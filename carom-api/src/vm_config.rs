@@ -173,7 +173,7 @@ impl VmConfig {
         ensure_in_terms(segments == 1 || self.payload.firmware.is_none(), PlatformConfig::NUM_PCI_SEGMENTS, |terms| {
             let firmware = PayloadConfig::FIRMWARE.name(terms);
             format!(
-                "{segments} segments cannot be combined with {firmware}, which assigns addresses as if there were one segment: use 1, or boot a kernel"
+                "{segments} segments cannot be combined with {firmware}, because firmware assigns addresses in one segment only: use 1 segment, or boot a kernel"
             )
         })?;
         self.check_parts()?;

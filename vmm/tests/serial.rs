@@ -159,7 +159,7 @@ fn standard_output_without_a_reader_does_not_delay_the_end() {
     let (status, said) = carom.terminate();
 
     assert_eq!(status, Some(0), "{said}");
-    assert!(said.contains("--serial: the last output is lost: its reader did not read it in time"), "{said}");
+    assert!(said.contains("--serial: the last output is lost, because its reader was too slow"), "{said}");
 }
 
 #[test]

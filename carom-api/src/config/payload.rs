@@ -66,7 +66,7 @@ impl PayloadConfig {
             ensure_in_terms(self.firmware.is_none() || !given, field, |terms| {
                 let firmware = Self::FIRMWARE.name(terms);
                 format!(
-                    "cannot be combined with {firmware}: the boot loader on the guest's disk supplies its own, so leave it out"
+                    "cannot be combined with {firmware}: leave it out, because the boot loader on the guest's disk supplies kernel, initramfs and command line"
                 )
             })?;
         }

@@ -154,7 +154,7 @@ impl PlatformConfig {
             let agree = new.is_none() || old.is_none() || new == old;
             ensure_in_terms(agree, Self::OPTION.key(key), |terms| {
                 format!(
-                    "differs from {}, an older name of the same field: give only one",
+                    "differs from {}, an older name of the same field: give only one of the two",
                     Self::OPTION.key(old_key).name(terms)
                 )
             })?;

@@ -166,7 +166,10 @@ impl DiskConfig {
             (Self::RATE_LIMIT_GROUP, self.rate_limit_group.is_some()),
             (Self::QUEUE_AFFINITY, !self.queue_affinity.is_empty()),
         ];
-        ensure_none(&of_disk, "cannot be combined with vhost_user, because the server controls it: leave it out")?;
+        ensure_none(
+            &of_disk,
+            "cannot be combined with vhost_user: leave it out, because the vhost-user server controls this setting",
+        )?;
         check_memory(Self::VHOST_SOCKET, memory)
     }
 }

@@ -180,7 +180,7 @@ impl NetConfig {
         ensure(
             !self.vhost_user,
             Self::VHOST_USER,
-            || "cannot be combined with descriptors of an interface: turn it off",
+            || "cannot be combined with descriptors of an interface: turn vhost_user off",
         )?;
         let of_interface = [(Self::TAP, self.tap.is_some()), (Self::HOST_MAC, self.host_mac.is_some())];
         ensure_none(&of_interface, "cannot be combined with descriptors of an interface: leave it out")?;

@@ -167,7 +167,7 @@ pub fn interface(number: i32) -> io::Result<OwnedFd> {
     let mut kept = lock(&KEPT);
     let kept = kept.iter_mut().find(|kept| kept.number == number);
     let kept = kept.ok_or_else(|| {
-        io::Error::other("the program was not started with this descriptor: start it with the descriptor open")
+        io::Error::other("the program was not started with this descriptor: start carom with the descriptor open")
     })?;
     kept.of(&Kind::Interface)?.try_clone().map(OwnedFd::from)
 }

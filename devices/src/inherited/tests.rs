@@ -82,7 +82,7 @@ fn wrong_descriptor_kind_is_refused_naming_both_kinds() {
     let number: i32 = reader.file_name().unwrap().to_str().unwrap().parse().unwrap();
     assert_eq!(interface(number).unwrap_err().to_string(), "the descriptor refers to a pipe, not to a tap interface");
     let unknown = interface(1 << 20).unwrap_err().to_string();
-    assert_eq!(unknown, "the program was not started with this descriptor: start it with the descriptor open");
+    assert_eq!(unknown, "the program was not started with this descriptor: start carom with the descriptor open");
     let nothing = keep(5, File::open("/dev/null").unwrap().into()).unwrap_err().to_string();
     assert!(nothing.starts_with("is neither /dev/kvm"), "{nothing}");
 }

@@ -94,7 +94,7 @@ pub fn begin(mode: Mode, roles: &[ThreadRole]) -> io::Result<()> {
     // The starter thread runs until the process ends, because other threads may be started at any time.
     named("threads".into()).spawn(run)?;
     receiver.recv().map_err(io::Error::other)??;
-    STARTER.set((mode, orders)).map_err(|_| io::Error::other("calls are filtered already"))
+    STARTER.set((mode, orders)).map_err(|_| io::Error::other("system calls are filtered already"))
 }
 
 /// Returns a builder for a thread. Removes NULs from the name, because the library panics at them.

@@ -62,7 +62,7 @@ pub enum VfioPciError {
     },
     /// The function is a bridge.
     #[error(
-        "{name} is a PCI bridge (header type {header_type}), and only endpoints (header type 0) can be passed through: name the devices behind it instead"
+        "{name} is a PCI bridge (header type {header_type}), and only endpoints (header type 0) can be passed through: name the devices behind the bridge instead"
     )]
     Bridge {
         /// Address of the function.
@@ -139,7 +139,7 @@ pub enum VfioPciError {
         path: PathBuf,
     },
     /// A VFIO device file cannot be opened.
-    #[error("{}: {source}; run as root, or give your user read and write access to it", path.display())]
+    #[error("{}: {source}; run as root, or give your user read and write access to this file", path.display())]
     NoAccess {
         /// The device file.
         path: PathBuf,
@@ -147,7 +147,7 @@ pub enum VfioPciError {
         source: io::Error,
     },
     /// The host's VFIO lacks the type 1 IOMMU back end.
-    #[error("the host's VFIO has no type 1 (version 2) IOMMU: load it (modprobe vfio_iommu_type1)")]
+    #[error("the host's VFIO has no type 1 (version 2) IOMMU: load its module (modprobe vfio_iommu_type1)")]
     NoType1,
     /// The host has no IOMMUFD.
     #[error(

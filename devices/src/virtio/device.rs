@@ -33,7 +33,7 @@ pub enum DeviceError {
         source: virtio_queue::Error,
     },
     /// The host cannot start the thread that serves a queue.
-    #[error("queue {queue}: cannot start its thread: {source}")]
+    #[error("queue {queue}: cannot start the queue's thread: {source}")]
     Thread {
         /// The queue.
         queue: u16,
@@ -61,7 +61,7 @@ pub enum DeviceError {
         reason: String,
     },
     /// The thread that serves a queue panicked.
-    #[error("queue {queue}: its thread panicked")]
+    #[error("queue {queue}: the queue's thread panicked")]
     Panicked {
         /// The queue.
         queue: u16,

@@ -100,7 +100,9 @@ impl Region {
         for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
             // SAFETY: The range was just mapped. Neither advice changes its bytes or its access rights.
             if let Err(error) = unsafe { madvise(address, place.len, advice) } {
-                warn!("cannot exclude window memory from forks or core dumps, so they are larger: {error}");
+                warn!(
+                    "cannot exclude window memory from forks or core dumps, so forks or core dumps are larger: {error}"
+                );
             }
         }
         Ok(())

@@ -53,7 +53,7 @@ pub(super) async fn respond(
     // Read the body anyway: if the connection were closed while the client is still sending, the client might lose the answer.
     let _ = read_body(request.into_body()).await;
     if verbs.is_empty() {
-        return refusal(StatusCode::NOT_FOUND, &format!("there is nothing at {path}{}", kind.hint())).into();
+        return refusal(StatusCode::NOT_FOUND, &format!("no operation exists at {path}{}", kind.hint())).into();
     }
     let allowed = verbs.join(", ");
     let mut response =

@@ -259,7 +259,7 @@ impl Shared {
             self.taken.notify_all();
         }
         if lost > 0 {
-            log::warn!("{}: {lost} bytes of output are lost: the reader did not read them in time", self.name);
+            log::warn!("{}: {lost} bytes of output are lost, because their reader was too slow", self.name);
         }
         sent
     }

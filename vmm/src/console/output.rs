@@ -88,7 +88,7 @@ impl ConsoleOutput {
 impl Drop for ConsoleOutput {
     fn drop(&mut self) {
         if !self.queue.drain(TIMEOUT_AT_END, MAX_END) {
-            log::warn!("{}: the last output is lost: its reader did not read it in time", self.name);
+            log::warn!("{}: the last output is lost, because its reader was too slow", self.name);
         }
     }
 }

@@ -591,7 +591,7 @@ fn counters_of<M: Machine>(vm: &M) -> VmCounters {
 }
 
 fn no_windows() -> ControlError {
-    ControlError::NoSuchPart("the VM has no bounce windows: create it with iommu_bounce".into())
+    ControlError::NoSuchPart("the VM has no bounce windows: create the VM with iommu_bounce".into())
 }
 
 /// Writes the event `vm:failed`.

@@ -260,7 +260,7 @@ impl PartBus {
     ) -> Result<PciAddress, VmError> {
         let kind = part.kind();
         if !has_iommu && part.is_behind_iommu() {
-            let rule = "the VM runs without a virtio-iommu: boot it with iommu_bounce, with iommu_segments, or with a device that has \
+            let rule = "the VM runs without a virtio-iommu: boot the VM with iommu_bounce, with iommu_segments, or with a device that has \
                         iommu on";
             return Err(ConfigError::new(kind.iommu.unwrap_or(DeviceConfig::IOMMU), rule).into());
         }

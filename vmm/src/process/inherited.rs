@@ -105,7 +105,7 @@ fn check(numbers: &[(Field, i32)]) -> Result<(), FileError> {
         // A number without an open descriptor is a user error to report. Taking it would be unsound.
         fs::metadata(format!("/proc/self/fd/{number}")).map_err(|source| {
             let none = source.kind() == io::ErrorKind::NotFound;
-            let rule = "the program was not started with this descriptor: start it with the descriptor open";
+            let rule = "the program was not started with this descriptor: start carom with the descriptor open";
             file_error(*field, *number, if none { io::Error::other(rule) } else { source })
         })?;
     }

@@ -137,7 +137,7 @@ impl Tap {
                 if was_there && error.kind() == io::ErrorKind::InvalidInput {
                     let kind = if options.pairs > 1 { "with several queues" } else { "with one queue" };
                     return io::Error::other(format!(
-                        "already exists, but is not a tap interface {kind}: use another name, or create it with ip tuntap"
+                        "already exists, but is not a tap interface {kind}: use another name, or create the interface again with ip tuntap"
                     ));
                 }
                 if error.raw_os_error() == Some(libc::EBUSY) {

@@ -359,7 +359,7 @@ fn bounce_windows_of_a_vm_that_is_not_booted_can_be_changed() {
     let (status, error) = change(&json!({"budget": 2 << 20}));
     assert_eq!(
         (status, &error[0]),
-        (400, &json!("budget: the VM has no bounce windows: create it with an iommu_bounce.size above 0"))
+        (400, &json!("budget: the VM has no bounce windows: create the VM with an iommu_bounce.size above 0"))
     );
     let (_, bounce) = carom.request("GET", "vm.iommu-bounce", None);
     assert_eq!((&bounce["max_mapped"], &bounce["budget"]), (&json!(8192), &json!(0)));

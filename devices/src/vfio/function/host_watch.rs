@@ -46,7 +46,9 @@ impl HostWatch {
                 match host.enable_irqs(kind, vec![&event]) {
                     Ok(()) => sources.push((event, notice)),
                     // Continue without this notice, because the other notice may still work.
-                    Err(error) => warn!("{name}: the host rejects the eventfd for its {kind:?} interrupt: {error}"),
+                    Err(error) => {
+                        warn!("{name}: the host rejects the eventfd for the device's {kind:?} interrupt: {error}")
+                    }
                 }
             }
         }

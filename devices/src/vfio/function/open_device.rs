@@ -65,7 +65,10 @@ impl Drop for OpenDevice {
         // remove the device at any time. Resources that the library leaves open after a panic are closed with the container, or with the
         // process.
         if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
-            error!("{}: cannot close the device completely, for example because the host has removed it", self.name);
+            error!(
+                "{}: cannot close the device completely, for example because the host has removed the device",
+                self.name
+            );
         }
     }
 }

@@ -107,7 +107,7 @@ impl UserServer {
         let file = region.file_offset().ok_or_else(|| fail(io::ErrorKind::Unsupported.into()))?;
         if is_of_reserved_pages(file.file()).map_err(fail)? {
             return Err(fail(io::Error::other(
-                "the RAM has huge pages (--memory hugepages=on), which the server could take away; turn them off, or use iommu=on",
+                "the RAM has huge pages (--memory hugepages=on), which the server could take away; turn hugepages off, or use iommu=on",
             )));
         }
         let descriptor = (file.file().as_fd(), file.start());

@@ -92,7 +92,7 @@ impl VirtioDevice for VirtioBlock {
         let image = &self.disk.image;
         let settled = image.settle();
         settled.map_err(|source| StateError::Host {
-            what: "cannot write the image's tables to its file".into(),
+            what: "cannot write the image's tables to the image file".into(),
             source,
         })?;
         DeviceState::new(STATE.0, STATE.1, &BlockState { sectors: image.sectors(), block_size: image.block() })

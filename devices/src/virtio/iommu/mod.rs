@@ -91,7 +91,7 @@ pub enum IommuError {
     #[error("virtio-iommu: window memory: {0}")]
     Windows(#[from] WindowError),
     /// The host cannot start the polling thread.
-    #[error("virtio-iommu: cannot start its polling thread: {0}")]
+    #[error("virtio-iommu: cannot start the polling thread: {0}")]
     Thread(#[source] std::io::Error),
     /// The PCI function of the device cannot be created.
     #[error("virtio-iommu: {0}")]

@@ -348,7 +348,7 @@ impl Session {
         match (self.model.on_loss, self.pending().filter(|_| self.inflight.is_none())) {
             (OnLoss::Fail, _) if ran => self.fail(&reason),
             (OnLoss::GoOn, Some(count)) if ran => {
-                self.fail(&format!("{reason}, with {count} requests in flight that it did not record"));
+                self.fail(&format!("{reason}, with {count} requests in flight that the server did not record"));
             }
             _ => {}
         }

@@ -38,7 +38,7 @@ pub(super) fn open(path: &Path, format: Option<&str>, direct: bool) -> Result<Ba
         )),
         Some(other) => {
             return Err(ImageError::Malformed(format!(
-                "its format '{other}' is not supported, only raw and qcow2; convert it with qemu-img convert"
+                "the format '{other}' of this file is not supported, only raw and qcow2; convert the file with qemu-img convert"
             )));
         }
     };

@@ -74,7 +74,7 @@ impl Qcow2Image {
         let open = || open_chain(file, l1.clone(), path, options, &mut Vec::new(), &mut locks);
         let opened = catch_unwind(AssertUnwindSafe(open));
         let (access, backed) = opened.map_err(|_| {
-            ImageError::Malformed("its tables are inconsistent; check them with qemu-img check".into())
+            ImageError::Malformed("the image's tables are inconsistent; check the image with qemu-img check".into())
         })??;
         let (access, file) = (RwLock::new(Some(access)), file.try_clone()?);
         Ok(Self { access, file, l1, backed, cluster, throttle: Throttle::default(), _locks: locks })
@@ -175,7 +175,7 @@ impl Qcow2Image {
     fn give_up(&self) -> io::Error {
         if let Some(access) = self.access.write().unwrap_or_else(PoisonError::into_inner).take() {
             error!(
-                "a qcow2 image has inconsistent tables: all further requests to it fail; check it with qemu-img check"
+                "a qcow2 image has inconsistent tables: all further requests to the image fail; check the image with qemu-img check"
             );
             // Dropping `access` would write its cached tables.
             std::mem::forget(access);
@@ -185,7 +185,7 @@ impl Qcow2Image {
 }
 
 fn given_up() -> io::Error {
-    io::Error::other("its tables are inconsistent; check them with qemu-img check")
+    io::Error::other("the image's tables are inconsistent; check the image with qemu-img check")
 }
 
 fn bytes_of(buffers: Buffers) -> usize {
@@ -239,7 +239,7 @@ fn open_chain(
     let mut image: Qcow2<Ordered> = Qcow2::open_image(storage, options.writable).map_err(malformed)?;
     if image.requires_external_data_file() {
         return Err(ImageError::Malformed(
-            "it has an external data file, which is not supported; copy the image with qemu-img convert".into(),
+            "the image has an external data file, which is not supported; copy the image with qemu-img convert".into(),
         ));
     }
     image.set_data_file(None);
@@ -273,7 +273,7 @@ fn open_backing(
     let Backing { file, is_qcow2, lock } = backing::open(path, format, options.direct)?;
     if chain.contains(&identity(&file)?) {
         return Err(ImageError::Malformed(
-            "the image is its own backing file; correct it with qemu-img rebase -u".into(),
+            "the image is its own backing file; correct the image with qemu-img rebase -u".into(),
         ));
     }
     locks.push(lock);

@@ -43,28 +43,32 @@ pub(super) fn check(file: &File, writable: bool) -> Result<Header, ImageError> {
     let read = file.read_at(buffer.bytes_mut(), 0)?;
     let header = &buffer.bytes_mut()[..BYTES];
     if read < BYTES || !header.starts_with(MAGIC) {
-        return malformed("it does not start with a qcow2 header; set image_type to the format of the file".into());
+        return malformed(
+            "the image does not start with a qcow2 header; set image_type to the format of the file".into(),
+        );
     }
     let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
     let (version, cluster_bits, encryption, snapshots) = (word(4), word(20), word(32), word(60));
     let size = u64::from(word(24)) << 32 | u64::from(word(28));
     if !(2..=3).contains(&version) {
         return malformed(format!(
-            "its version {version} is not supported, only 2 and 3; convert it with qemu-img convert"
+            "the image's version {version} is not supported, only 2 and 3; convert the image with qemu-img convert"
         ));
     }
     if !CLUSTER_BITS.contains(&cluster_bits) {
-        return malformed(format!("its clusters have 2^{cluster_bits} bytes, but must have 512 bytes to 2 MiB"));
+        return malformed(format!(
+            "the image's clusters have 2^{cluster_bits} bytes, but must have 512 bytes to 2 MiB"
+        ));
     }
     if size > MOST_BYTES {
-        return malformed(format!("its disk has {size} bytes, more than the host's maximum file size"));
+        return malformed(format!("the image's disk has {size} bytes, more than the host's maximum file size"));
     }
     if encryption != 0 {
-        return malformed("it is encrypted, which is not supported; convert it to an image without encryption".into());
+        return malformed("the image is encrypted, which is not supported; convert it to an unencrypted image".into());
     }
     if writable && snapshots != 0 {
         return malformed(format!(
-            "it has {snapshots} internal snapshots, so it can only be opened read-only; turn readonly on, or delete the snapshots with qemu-img snapshot -d"
+            "the image has {snapshots} internal snapshots, so the image can only be opened read-only; turn readonly on, or delete the snapshots with qemu-img snapshot -d"
         ));
     }
     let cluster = 1 << cluster_bits;
@@ -72,11 +76,11 @@ pub(super) fn check(file: &File, writable: bool) -> Result<Header, ImageError> {
     let (start, entries) = (long(40), u64::from(word(36)));
     let end = start.saturating_add((entries * 8).next_multiple_of(cluster.into()));
     if entries * 8 > MOST_L1_BYTES {
-        return malformed(format!("its L1 table of {entries} entries has more than {MOST_L1_BYTES} bytes"));
+        return malformed(format!("the image's L1 table of {entries} entries has more than {MOST_L1_BYTES} bytes"));
     }
     let (counts, clusters) = (long(48), word(56));
     if writable && (clusters == 0 || !counts_header(file, counts, cluster.into())?) {
-        return malformed("it has no refcount block for its first clusters; repair it with qemu-img check -r all, or open it read-only".into());
+        return malformed("the image has no refcount block for its first clusters; repair the image with qemu-img check -r all, or open the image read-only".into());
     }
     Ok(Header { cluster, l1: start..end })
 }
@@ -86,7 +90,7 @@ pub(super) fn check(file: &File, writable: bool) -> Result<Header, ImageError> {
 fn counts_header(file: &File, start: u64, cluster: u64) -> Result<bool, ImageError> {
     if !start.is_multiple_of(cluster) || start > MOST_BYTES {
         return Err(ImageError::Malformed(format!(
-            "its refcount table at {start:#x} is not aligned to a cluster; check it with qemu-img check"
+            "the image's refcount table at {start:#x} is not aligned to a cluster; check the image with qemu-img check"
         )));
     }
     let page = PAGE as u64;
@@ -128,7 +132,7 @@ mod tests {
             (35, 1, "is encrypted"),
             (63, 2, "2 internal snapshots"),
             (37, 0x40, "more than 33554432 bytes"),
-            (54, 1, "refcount table at 0x10100 is not aligned to a cluster; check it with qemu-img check"),
+            (54, 1, "refcount table at 0x10100 is not aligned to a cluster; check the image with qemu-img check"),
             (48, 0x80, "refcount table at 0x8000000000010000 is not aligned"),
             (53, 2, "no refcount block for its first clusters"),
             (59, 0, "no refcount block for its first clusters"),

@@ -32,27 +32,27 @@ pub(super) fn size(file: &File, len: u64) -> Result<u64, ImageError> {
     let mut footer = [0; FOOTER];
     let Some(end) = len.checked_sub(FOOTER as u64).filter(|end| end.is_multiple_of(512)) else {
         return malformed(format!(
-            "it has {len} bytes, but a fixed VHD image consists of sectors of 512 bytes and a footer of 512 bytes"
+            "the image has {len} bytes, but a fixed VHD image consists of sectors of 512 bytes and a footer of 512 bytes"
         ));
     };
     file.read_exact_at(&mut footer, end)?;
     if !footer.starts_with(COOKIE) {
-        return malformed("it has no VHD footer; set image_type to the format of the file".into());
+        return malformed("the image has no VHD footer; set image_type to the format of the file".into());
     }
     let word = |at: usize| u32::from_be_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]]);
     if word(CHECKSUM.start) != checksum(&footer) {
-        return malformed("the checksum of its footer is wrong".into());
+        return malformed("the checksum of the VHD footer is wrong".into());
     }
     if word(60) != FIXED {
         return malformed(format!(
-            "it is a VHD image of type {}, but only fixed size (type {FIXED}) is supported; convert it with qemu-img convert -o subformat=fixed",
+            "the image is a VHD image of type {}, but only fixed size (type {FIXED}) is supported; convert the image with qemu-img convert -o subformat=fixed",
             word(60)
         ));
     }
     let size = u64::from(word(48)) << 32 | u64::from(word(52));
     if size > end {
         return malformed(format!(
-            "its footer gives a disk size of {size} bytes, but the file has only {end} bytes before the footer"
+            "the VHD footer gives a disk size of {size} bytes, but the file has only {end} bytes before the footer"
         ));
     }
     Ok(size)
@@ -92,8 +92,8 @@ mod tests {
             (image(|footer| footer[63] = 3), "type 3, but only fixed size"),
             (image(|footer| footer[54] = 0x20), "gives a disk size of 8192 bytes, but the file has only 4096 bytes"),
             (image(|footer| footer[0] = b'x'), "no VHD footer"),
-            ((tempfile::tempfile().unwrap(), 511), "it has 511 bytes, but a fixed VHD image"),
-            ((tempfile::tempfile().unwrap(), 0), "it has 0 bytes, but a fixed VHD image"),
+            ((tempfile::tempfile().unwrap(), 511), "the image has 511 bytes, but a fixed VHD image"),
+            ((tempfile::tempfile().unwrap(), 0), "the image has 0 bytes, but a fixed VHD image"),
         ] {
             let error = refused(image);
             assert!(error.contains(rule), "{error}");

@@ -292,7 +292,7 @@ fn backing_file_must_be_allowed_and_have_a_format() {
     fs::write(path("silent"), &bytes).unwrap();
     assert!(refused("silent", WRITTEN).contains("raw.img: the image does not state the format of this file"));
     create(&path("vmdk"), 1 << 20, 4096, Some(("raw.img", "vmdk")));
-    assert!(refused("vmdk", WRITTEN).contains("its format 'vmdk' is not supported"));
+    assert!(refused("vmdk", WRITTEN).contains("the format 'vmdk' of this file is not supported"));
     create(&path("none"), 1 << 20, 4096, Some(("nothing.img", "raw")));
     assert!(refused("none", WRITTEN).contains("nothing.img: No such file"));
     // An image that is its own backing file is already locked. Read-only locks can be shared, so the chain of images is checked too.
@@ -392,7 +392,7 @@ fn image_without_first_refcount_block_is_only_readable() {
     bytes[table..table + 8].fill(0);
     fs::write(&path, bytes).unwrap();
     let refused = Image::open(&path, WRITTEN).map(drop).unwrap_err().to_string();
-    assert!(refused.contains("it has no refcount block for its first clusters"), "{refused}");
+    assert!(refused.contains("the image has no refcount block for its first clusters"), "{refused}");
     assert_eq!(content(&mut disk(&path, READ), SECTORS), vec![0; BYTES]);
 }
 
