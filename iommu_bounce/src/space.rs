@@ -320,7 +320,7 @@ impl Space {
             if !self.tables_were_full {
                 self.tables_were_full = true;
                 warn!(
-                    "virtio-iommu: endpoint {:#x}: MAP fails, because the mappings are spread over too many places and need more page tables than allowed",
+                    "virtio-iommu: endpoint {:#x}: mappings fail, because they are spread over too many places and need more page tables than allowed",
                     self.name
                 );
             }
