@@ -29,7 +29,7 @@ pub enum KvmError {
     Call {
         /// Operation that failed, as a verb: "create vCPU 3".
         what: String,
-        /// Error from the kernel.
+        /// Reason, usually the error from the kernel.
         source: io::Error,
     },
 }
@@ -38,6 +38,11 @@ impl KvmError {
     /// True if the user can fix the cause.
     pub fn is_user_error(&self) -> bool {
         matches!(self, Self::Open { .. } | Self::State(_))
+    }
+
+    /// Returns the error of an operation that failed without an error from the kernel.
+    pub(crate) fn other(what: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Call { what: what.into(), source: io::Error::other(reason.into()) }
     }
 
     pub(crate) fn call(what: impl Into<String>) -> impl FnOnce(kvm_ioctls::Error) -> Self {

@@ -131,7 +131,8 @@ impl Processors {
     }
 
     fn make(&self, kvm: &KvmVm, number: u32) -> Result<Made, KvmError> {
-        let first = self.present.values().next().ok_or(KvmError::Missing("vCPU whose CPUID a new vCPU could copy"))?;
+        let missing = || KvmError::other(format!("create vCPU {number}"), "the VM has no vCPU whose CPUID it can copy");
+        let first = self.present.values().next().ok_or_else(missing)?;
         let made = Made::new(kvm, number, cpuid::of_vcpu(&first.made.cpuid, number))?;
         if let Some(counter) = &self.counter {
             counter.lead(&kvm.kvm, &made.fd.lock().unwrap_or_else(PoisonError::into_inner))?;

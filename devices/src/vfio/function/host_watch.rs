@@ -47,7 +47,7 @@ impl HostWatch {
                     Ok(()) => sources.push((event, notice)),
                     // Continue without this notice, because the other notice may still work.
                     Err(error) => {
-                        warn!("{name}: the host rejects the eventfd for the device's {kind:?} interrupt: {error}")
+                        warn!("{name}: the host rejects the eventfd for the device's {kind:?} interrupt: {error}");
                     }
                 }
             }

@@ -70,10 +70,11 @@ impl CpuidTemplate {
         for entry in &mut entries {
             self.adapt(entry);
         }
-        let entries = CpuId::from_entries(&entries);
-        entries
-            .map(|of_any| of_vcpu(&of_any, id))
-            .map_err(|_| KvmError::Missing("room for all CPUID entries of a vCPU"))
+        let of_any = CpuId::from_entries(&entries).map_err(|_| {
+            let reason = format!("it has {} entries, and KVM takes at most {KVM_MAX_CPUID_ENTRIES}", entries.len());
+            KvmError::other(format!("set the CPUID of vCPU {id}"), reason)
+        })?;
+        Ok(of_vcpu(&of_any, id))
     }
 
     fn adapt(&self, entry: &mut kvm_cpuid_entry2) {

@@ -125,7 +125,8 @@ fn set_offset(vcpu: &VcpuFd, offset: u64) -> Result<(), KvmError> {
 /// Reads the counter, and the host's time of day at that moment.
 fn read(vcpu: &VcpuFd) -> Result<(u64, u64), KvmError> {
     let (value, realtime) = clock::timed(|| msr::read(vcpu, msr::TSC))?;
-    Ok((value.ok_or(KvmError::Missing("time stamp counter"))?, realtime))
+    let missing = || KvmError::other("read the time stamp counter of a vCPU", "KVM does not report MSR 0x10");
+    Ok((value.ok_or_else(missing)?, realtime))
 }
 
 /// True if two frequencies count as equal. 0 is an unknown frequency, which counts as equal to any.
