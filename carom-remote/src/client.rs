@@ -98,7 +98,7 @@ impl Client {
                 .map_err(|source| CallError::Connect { path: self.socket.clone(), source })?;
             timeout(ANSWER_TIME, exchange(stream, method, name, body))
                 .await
-                .map_err(|_| no_answer(format!("no answer within {} s", ANSWER_TIME.as_secs())))?
+                .map_err(|_| no_answer(format!("no answer within {} s; see the log of carom", ANSWER_TIME.as_secs())))?
                 .map_err(|error| no_answer(error.to_string()))
                 .and_then(|(status, body)| match status {
                     200..300 => Ok(body),

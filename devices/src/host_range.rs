@@ -76,7 +76,7 @@ impl DeviceRange {
         self.read_only
     }
 
-    /// Returns the kind of the memory, as the engine counts it.
+    /// Returns the kind of this memory. The engine counts only pages towards its limit of mapped bytes.
     pub(crate) fn kind(&self) -> DeviceMemoryKind {
         match self.content {
             DeviceContent::Registers => DeviceMemoryKind::Registers,

@@ -179,7 +179,7 @@ impl Drop for StartLock {
         if is_at(&self.file, &self.path)
             && let Err(error) = fs::remove_file(&self.path)
         {
-            log::warn!("cannot remove the lock file {}: {error}", self.path.display());
+            log::warn!("cannot remove the lock file {}: {error}; remove the file yourself", self.path.display());
         }
     }
 }

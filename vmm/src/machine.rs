@@ -31,8 +31,8 @@ pub struct PartCounters {
 /// VM as the control thread uses it: the real VM, or a VM without a guest in tests. The default methods behave like a machine without
 /// devices. The number of vCPUs and the size of RAM of this machine are fixed.
 pub trait Machine: Sized + Send + 'static {
-    /// Builds a VM with its vCPUs stopped. The guest's requests, such as a reset, are left in `mailbox`. The guest's actions on devices are
-    /// written to `monitor`.
+    /// Builds a VM with its vCPUs stopped. If the guest asks for a reset or a power-off, the VM leaves a note in `mailbox`. The VM
+    /// writes the guest's actions on devices to `monitor`.
     fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError>;
     /// Restores the VM of `source`, with its vCPUs stopped. If `prefault` is set, reads all RAM now.
     fn restore(

@@ -43,8 +43,8 @@ pub(crate) fn file_of(address: &str) -> PathBuf {
     Path::new("/dev/vfio").join(group.file_name().unwrap())
 }
 
-/// Windows have 64 MiB, and the guest may map another 64 MiB. Without a virtual IOMMU, a guest would need all of its 512
-/// MiB.
+/// Windows have 64 MiB, and the guest may map another 64 MiB. So the user may lock 128 MiB. Without a virtual IOMMU, the host
+/// would pin all 512 MiB of the guest's RAM.
 #[guest_test(slow = "tests as root cover limits on locked memory, vmm/tests/landlock.rs covers the rest of Landlock")]
 fn ordinary_user_bounces_a_drive_within_limit_and_landlock() {
     let image = tempfile::NamedTempFile::new().unwrap();

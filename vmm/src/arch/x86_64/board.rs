@@ -213,7 +213,7 @@ macro_rules! saved {
 saved!(Cmos, ControlPort, ConfigPorts, CpuHotplug, HotplugRegisters, MemoryDevices, PmTimer, SerialPort);
 
 impl Board {
-    /// Places all devices except the serial port. The guest's requests are left in `mailbox`.
+    /// Places all devices except the serial port. If the guest asks for a reset or a power-off, the devices leave a note in `mailbox`.
     ///
     /// # Errors
     /// KVM rejects an interrupt line, or the process has reached its limit of open files.

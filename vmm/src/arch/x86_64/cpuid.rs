@@ -71,7 +71,8 @@ impl CpuidTemplate {
             self.adapt(entry);
         }
         let of_any = CpuId::from_entries(&entries).map_err(|_| {
-            let reason = format!("it has {} entries, and KVM takes at most {KVM_MAX_CPUID_ENTRIES}", entries.len());
+            let reason =
+                format!("the CPUID has {} entries, and KVM takes at most {KVM_MAX_CPUID_ENTRIES}", entries.len());
             KvmError::other(format!("set the CPUID of vCPU {id}"), reason)
         })?;
         Ok(of_vcpu(&of_any, id))
