@@ -23,7 +23,7 @@ pub enum PciError {
     #[error("no function can be at {0}: use an existing segment, bus 00, device 0 to 31 and function 0")]
     NoSuchPlace(PciAddress),
     /// Another function has the address.
-    #[error("PCI address {address} is already used by {by}")]
+    #[error("PCI address {address} is already used by {by}: choose another address")]
     Occupied {
         /// Address that both functions request.
         address: PciAddress,

@@ -125,13 +125,15 @@ impl VirtioDevice for VirtioConsole {
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let ConsoleState { input, announced, printed } = state.payload(STATE.0, STATE.1)?;
         if input.len() > MOST_INPUT {
-            let rule = format!("the saved input has {} bytes, more than {MOST_INPUT}", input.len());
+            let rule = format!("the saved input has {} bytes, but the maximum is {MOST_INPUT}", input.len());
             return Err(StateError::rule("input", rule));
         }
         if printed > MOST_PRINTED {
             return Err(StateError::rule(
                 "printed",
-                format!("{printed} bytes of the saved request are printed, more than the maximum of {MOST_PRINTED}"),
+                format!(
+                    "{printed} bytes of the request were printed before the save, but the maximum is {MOST_PRINTED}"
+                ),
             ));
         }
         self.queues.restore_paused();

@@ -396,7 +396,10 @@ impl Session {
         let regions: Vec<&RamRegion> = ram.iter().collect();
         let count = regions.len() + self.translation.as_ref().map_or(0, Translation::regions);
         if count > offer.regions {
-            let rule = format!("supports {} memory regions, and the device needs {count}", offer.regions);
+            let rule = format!(
+                "supports {} memory regions, but the device needs {count}; use a server with more regions",
+                offer.regions
+            );
             return Err(ServerError::Unfit(rule));
         }
         // One SET_MEM_TABLE message has room for `BASE_REGIONS` regions.
