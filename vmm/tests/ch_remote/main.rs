@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Cloud Hypervisor's client, ch-remote, with most verbs that Carom implements.
+//! Tests of ch-remote, Cloud Hypervisor's client, with most verbs that Carom implements.
 //!
 //! `CAROM_CH_REMOTE` names the client's program, which must be built from its sources. Without this variable, the recorded requests of
 //! ch-remote are sent again. With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing.

@@ -54,7 +54,8 @@ fn elf_on_two_vcpus() {
 
 #[guest_test]
 fn memory_above_the_pci_hole_is_usable() {
-    // 3.25 GiB: the part beyond 3 GiB lies above 4 GiB. The host only allocates touched memory.
+    // The guest has 3.25 GiB of RAM. The PCI hole begins at 3 GiB, so the last 256 MiB of RAM have addresses above 4 GiB. The host
+    // allocates only touched memory.
     let job = format!(
         "{LOOK}\necho \"CAROM-HIGH $(awk '/System RAM/ {{ split($1, r, \"-\"); if (length(r[1]) > 8) print \"0x\" r[1] }}' /proc/iomem)\"\n"
     );

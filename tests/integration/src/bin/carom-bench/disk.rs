@@ -26,7 +26,7 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
     modes.map(|mode| in_a_guest(mode, cells.clone())).collect()
 }
 
-/// Returns the cells of one round in each mode.
+/// Returns the cells that a round measures in every mode.
 fn cells(scope: Scope) -> Vec<Cell> {
     let cell = |pattern, kib, depth| Cell { pattern, kib, depth, jobs: 1, extent: Extent::Seconds(1) };
     let (patterns, sizes, depths): (&[_], &[u32], &[u32]) = match scope {

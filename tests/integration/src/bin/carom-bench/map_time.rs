@@ -30,7 +30,7 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
     guests.flat_map(|(vcpus, mappings)| modes.iter().map(|mode| in_a_guest(mode, *vcpus, mappings.clone()))).collect()
 }
 
-/// Returns the mappings of one round in each mode.
+/// Returns the mappings that a round measures in every mode.
 fn mappings(scope: Scope) -> Vec<Mapping> {
     let sizes: &[(u16, &[u8])] = match scope {
         Scope::Quick => &[(1, &[1])],

@@ -61,7 +61,7 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
     work
 }
 
-/// Returns the cells of one round in each mode.
+/// Returns the cells that a round measures in every mode.
 fn cells(scope: Scope) -> Vec<Cell> {
     let cell = |pattern, kib, depth, jobs| Cell { pattern, kib, depth, jobs, extent: Extent::Seconds(2) };
     match scope {
