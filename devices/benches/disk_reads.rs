@@ -18,8 +18,8 @@ fn reads(criterion: &mut Criterion) {
             bencher.iter_custom(|rounds| {
                 let turns = rounds.div_ceil(at_a_time.into()).clamp(LEAST, 10 * LEAST);
                 let mut took: Vec<Duration> = (0..turns).map(|_| load.turn(at_a_time)).collect();
-                // The median excludes time that other programs take on the host. It is scaled to the number of reads that Criterion
-                // requested.
+                // Report the median turn, which excludes delays by other programs on the host. Scale this time to the number of reads that
+                // Criterion requested.
                 took.sort_unstable();
                 took[took.len() / 2].mul_f64(rounds as f64 / f64::from(at_a_time))
             });

@@ -13,7 +13,8 @@ const TURN: u16 = 64;
 /// Minimum number of turns of a measurement.
 const LEAST: u64 = 15;
 
-/// Measures turns without recording, and then turns with recording. In both measurements, turns of both variants alternate.
+/// Makes two measurements: first of turns without recording, then of turns with recording. In each measurement, turns of both variants
+/// alternate, but only the turns of one variant are timed.
 fn with_and_without(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("chain");
     let mut loads = [QueueLoad::new(false), QueueLoad::new(true)];
@@ -31,8 +32,8 @@ fn with_and_without(criterion: &mut Criterion) {
                         }
                     }
                 }
-                // The median excludes time that other programs take on the host. It is scaled to the number of chains that Criterion
-                // requested.
+                // Report the median turn, which excludes delays by other programs on the host. Scale this time to the number of chains that
+                // Criterion requested.
                 took.sort_unstable();
                 took[took.len() / 2].mul_f64(rounds as f64 / f64::from(TURN))
             });

@@ -55,7 +55,8 @@ impl Pairs {
     }
 }
 
-/// Measures turns without recording, and then turns with recording. In both measurements, turns of both variants alternate.
+/// Makes two measurements: first of turns without recording, then of turns with recording. In each measurement, turns of both variants
+/// alternate, but only the turns of one variant are counted.
 fn with_and_without(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("map_unmap");
     let (mut pairs, ring) = (Pairs::new(), RequestRing::new());

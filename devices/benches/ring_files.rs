@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! CPU time of io_uring reads of 4 KiB from the page cache, for a file that is registered with the ring and for an unregistered file. Turns
-//! with each of the two files alternate within one measurement. At the end, the benchmark prints the CPU time with the unregistered file,
-//! divided by the CPU time with the registered file.
+//! CPU time of io_uring reads of 4 KiB from the page cache. Two rings read the same file, and only one of the rings has the file
+//! registered. Turns of both rings alternate within one measurement. At the end, the benchmark prints the CPU time without registration,
+//! divided by the CPU time with registration.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -99,8 +99,8 @@ fn reads(criterion: &mut Criterion) {
                         slower.push(both[0].div_duration_f64(both[1]));
                         took.push(both[measured]);
                     }
-                    // The median excludes time that other programs take on the host. It is scaled to the number of reads that Criterion
-                    // requested.
+                    // Report the median turn, which excludes delays by other programs on the host. Scale this time to the number of reads
+                    // that Criterion requested.
                     middle(&mut took).mul_f64(rounds as f64 / TURN as f64)
                 });
             });

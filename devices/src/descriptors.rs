@@ -33,8 +33,8 @@ pub fn prepare() {
     drop(i32::try_from(last).map(|last| fcntl_dupfd_cloexec(io::stdin(), last)));
 }
 
-/// Checks that a descriptor just opened for a guest is below the reserve. The kernel assigns the lowest free number, so at least this many
-/// descriptors are open.
+/// Checks that a descriptor just opened for a guest is below the reserve. The kernel assigns the lowest free number. So the descriptor's
+/// number is at most the number of open descriptors.
 ///
 /// # Errors
 /// `EMFILE` if the descriptor is in the reserve, as if the limit on descriptors was reached. The caller must close the descriptor.
@@ -51,7 +51,7 @@ pub struct Shortage {
     pub open: u64,
     /// Limit on descriptors.
     pub limit: u64,
-    /// Size of the reserve within the limit, which guests cannot use.
+    /// Number of descriptors below the limit that guests cannot use.
     pub reserved: u64,
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Value for tests that reports the thread that drops it.
+//! Test value that reports which thread has dropped the value.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, ThreadId};
 
-/// Reports the thread that drops it.
+/// Value that reports the ID of the thread that drops the value.
 pub(crate) struct DropReporter(Sender<ThreadId>);
 
 impl DropReporter {

@@ -2,8 +2,8 @@
 
 //! Operations on eventfds that never block, even if another process shares the eventfd.
 //!
-//! The flag `O_NONBLOCK` belongs to the open file, which all processes with a descriptor of the file share. So a process that got an
-//! eventfd can clear the flag at any time. After that, Carom would block in ordinary reads and writes of the eventfd.
+//! The flag `O_NONBLOCK` belongs to the open file, which all processes with a descriptor of the file share. So a process that has received
+//! an eventfd can clear the flag at any time. After that, Carom would block in ordinary reads and writes of the eventfd.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Errors of files that would exceed the process's limit on the size of files.
+//! Error texts for files that would exceed the process's limit on file sizes.
 
 use std::io;
 

@@ -31,7 +31,7 @@ struct State {
 pub struct Handshake {
     state: Mutex<State>,
     changed: Condvar,
-    /// True if the order is to run. The thread reads it without the lock.
+    /// True if the order is [`Order::Run`]. The thread reads this flag without the lock.
     runs: AtomicBool,
 }
 
@@ -70,8 +70,8 @@ impl Handshake {
         }
     }
 
-    /// Like [`wait_parked`](Self::wait_parked), for a thread that may not notice the order by itself. Calls `nudge` immediately, and again
-    /// after each interval `every`.
+    /// Like [`wait_parked`](Self::wait_parked), for a thread that possibly does not notice the order by itself. Calls `nudge` immediately,
+    /// and again after each interval `every`.
     pub fn wait_parked_nudging(&self, every: Duration, nudge: impl Fn()) {
         let mut state = lock(&self.state);
         while !state.is_at_rest() {
@@ -80,7 +80,7 @@ impl Handshake {
         }
     }
 
-    /// Called by the thread. Waits while the order is to pause. Returns true if the order is to run, and false if the order is to stop.
+    /// Called by the thread. Waits while the order is [`Order::Pause`]. Returns true for [`Order::Run`], and false for [`Order::Stop`].
     /// Calls `settle` before it pauses the thread or returns false.
     pub fn wait_to_run(&self, settle: impl FnOnce()) -> bool {
         let mut state = lock(&self.state);
@@ -97,7 +97,7 @@ impl Handshake {
         state.order == Order::Run
     }
 
-    /// Called by the thread. Waits while the order is to run.
+    /// Called by the thread. Waits while the order is [`Order::Run`].
     pub fn wait_while_running(&self) {
         let mut state = lock(&self.state);
         while state.order == Order::Run {

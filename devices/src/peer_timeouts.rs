@@ -36,7 +36,8 @@ thread_local! {
     static WAITED: RefCell<Vec<(u64, Peer, Duration)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Group of a thread's actions that share a time limit, from creation to drop. The group costs almost nothing if the thread never waits.
+/// Group of a thread's actions that share a time limit. The group begins when this value is created, and ends when the value is dropped. It
+/// costs almost nothing if the thread never waits.
 pub struct Operation {
     is_outermost: bool,
     /// Prevents sending the operation to another thread.

@@ -56,8 +56,9 @@ pub trait InterruptLine: Send + Sync {
 pub trait SharedLine: Send + Sync {
     /// Returns the number of the line, as in the interrupt line register of configuration space.
     fn number(&self) -> u8;
-    /// Makes a write to `raise` raise the line. When the guest has served the interrupt, the line is lowered and `served` is written, so
-    /// that the device can raise the line again. `served` is also written for interrupts of other devices on the line.
+    /// Connects two events to the line. A write to `raise` raises the line. When the guest has served the interrupt, the line is lowered
+    /// and `served` is written, so that the device can raise the line again. `served` is also written for interrupts of other devices on
+    /// the line.
     ///
     /// # Errors
     /// The host kernel rejects the connection. Then neither event is connected.

@@ -42,7 +42,7 @@ pub enum RamError {
 /// time and no lock.
 #[derive(Debug)]
 pub struct Ram {
-    /// Registrations of the regions' names for messages. They are dropped before the regions are unmapped.
+    /// Registered names of the regions, for messages about lost memory. The registrations are dropped before the regions are unmapped.
     names: Mutex<Vec<Registration>>,
     /// Places of regions. Places with a region come first, in order of their addresses.
     places: Vec<Place>,
@@ -53,7 +53,7 @@ pub struct Ram {
 /// All regions that have occupied one place, one after the other. At most one of these regions is not withdrawn.
 type Place = OnceLock<Tenant>;
 
-/// A region, and the region that follows it in the same place.
+/// A region. After it is withdrawn, another region (`next`) can follow in the same place.
 #[derive(Debug)]
 struct Tenant {
     region: RamRegion,
@@ -117,8 +117,8 @@ impl Ram {
     /// Adds a region after the existing regions.
     ///
     /// # Errors
-    /// The region does not begin after the existing regions, or the RAM already has its maximum number of regions. Nothing has changed
-    /// then.
+    /// The region does not begin after the existing regions, or the RAM already has its maximum number of regions. In this case nothing has
+    /// changed.
     pub fn add(&self, region: RamRegion) -> Result<(), RamError> {
         let _changing = lock(&self.changing);
         let place = self.free_place(region.start_addr())?;
@@ -151,7 +151,7 @@ impl Ram {
     /// Adds the withdrawn region with these addresses again, instead of mapping new memory. Returns `false` if no such region exists.
     ///
     /// # Errors
-    /// Those of [`add`](Self::add).
+    /// The errors of [`add`](Self::add).
     pub fn add_again(&self, gpa: GuestAddress, len: u64) -> Result<bool, RamError> {
         let _changing = lock(&self.changing);
         self.free_place(gpa)?;

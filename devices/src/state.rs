@@ -28,7 +28,7 @@ pub enum StateError {
     /// The state belongs to another kind of device.
     #[error("the state is of kind '{found}', not '{wanted}'")]
     Kind {
-        /// Kind that was to be restored.
+        /// Kind of the device that should restore the state.
         wanted: &'static str,
         /// Kind of the state.
         found: String,

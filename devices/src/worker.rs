@@ -100,8 +100,7 @@ impl Orders {
         let _ = self.wake.write(1);
     }
 
-    /// Waits while the order is to pause. Returns `false` if the order is to stop. Calls `settle` before it waits or returns
-    /// `false`.
+    /// Waits while the order is [`Order::Pause`]. Returns `false` for [`Order::Stop`]. Calls `settle` before it waits or returns `false`.
     fn may_run(&self, settle: impl FnOnce()) -> bool {
         self.handshake.wait_to_run(settle)
     }

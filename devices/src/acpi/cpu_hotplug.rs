@@ -135,8 +135,8 @@ impl CpuHotplug {
         std::mem::take(&mut lock(&self.inner).gone)
     }
 
-    /// Resets the registers for a guest that boots. The guest finds the wanted processors at boot, so no processor is reported as added.
-    /// No guest holds the other processors any more, so they leave. Call it while all vCPUs are stopped.
+    /// Resets the registers for a guest that boots. The guest finds the wanted processors at boot, so no processor is reported as added. No
+    /// guest holds the other processors any more, so they leave. Call this function while all vCPUs are stopped.
     pub fn reset(&self) {
         let mut inner = lock(&self.inner);
         let Inner { state, gone } = &mut *inner;
@@ -145,7 +145,8 @@ impl CpuHotplug {
         self.drive(state);
     }
 
-    /// Returns the state of the registers. Call it while all vCPUs are stopped, after all gone processors were [taken](Self::take_gone).
+    /// Returns the state of the registers. Call this function while all vCPUs are stopped, after all gone processors were
+    /// [taken](Self::take_gone).
     ///
     /// # Errors
     /// This function never fails today.
@@ -156,7 +157,7 @@ impl CpuHotplug {
     /// Restores `saved` into registers that were just created for the same processors, and sets the interrupt line.
     ///
     /// # Errors
-    /// The state is rejected. Nothing has changed then.
+    /// The state is rejected. In this case nothing has changed.
     pub fn restore(&self, saved: &DeviceState) -> Result<(), StateError> {
         let new: State = saved.payload(STATE.0, STATE.1)?;
         let mut inner = lock(&self.inner);

@@ -94,7 +94,7 @@ impl MemoryDevices {
         self.drive(&state);
     }
 
-    /// Returns the state of the registers. Call it while all vCPUs are stopped.
+    /// Returns the state of the registers. Call this function while all vCPUs are stopped.
     ///
     /// # Errors
     /// This function never fails today.
@@ -105,7 +105,7 @@ impl MemoryDevices {
     /// Restores `saved` into registers that were just created for the same RAM, and sets the interrupt line.
     ///
     /// # Errors
-    /// The state is rejected. Nothing has changed then.
+    /// The state is rejected. In this case nothing has changed.
     pub fn restore(&self, saved: &DeviceState) -> Result<(), StateError> {
         let new: State = saved.payload(STATE.0, STATE.1)?;
         let mut state = lock(&self.state);

@@ -63,7 +63,7 @@ impl Default for PmTimer {
 }
 
 impl PmTimer {
-    /// Returns the state of the timer. Call it while all vCPUs are stopped.
+    /// Returns the state of the timer. Call this function while all vCPUs are stopped.
     ///
     /// # Errors
     /// This function never fails today.
@@ -74,7 +74,7 @@ impl PmTimer {
     /// Restores `state`. The counter continues from the saved value.
     ///
     /// # Errors
-    /// The state is rejected. Nothing has changed then.
+    /// The state is rejected. In this case nothing has changed.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let PmTimerState { ticks } = state.payload(STATE.0, STATE.1)?;
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Since { start: Instant::now(), ticks };
@@ -110,7 +110,7 @@ mod tests {
     fn second_has_3579545_ticks_and_the_counter_wraps() {
         assert_eq!(ticks(Duration::from_secs(1)), 3_579_545);
         assert_eq!(ticks(Duration::from_micros(50)), 178);
-        // Slightly more than 2^32 ticks.
+        // 1200 s are 2^32 + 486,704 ticks, and only the lower 32 bits are returned.
         assert_eq!(ticks(Duration::from_secs(1200)), 486_704);
         assert_eq!(ticks(Duration::MAX), split(Duration::MAX.as_nanos() * HERTZ / 1_000_000_000)[0]);
     }

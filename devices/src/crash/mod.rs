@@ -2,7 +2,7 @@
 
 //! Crash report of the process: a file that names the version, the thread, the cause and the last requests. It contains no guest memory.
 //!
-//! The file is opened in advance ([`leave_reports_in`]), because the role of a crashing thread may not allow it to open files.
+//! The file is opened in advance ([`leave_reports_in`]), because the system call filter of a crashing thread may forbid opening files.
 
 pub(crate) mod bounded_write;
 mod report;
@@ -21,7 +21,7 @@ pub use self::requests::{Pending, REQUESTS, RequestRing};
 pub(crate) use self::ring_text::{CONFIG_SPACE, READ, RingKind, WRITE};
 pub(crate) use self::rings::{Claim, Number, Ring, Slot};
 
-/// Returns the part of a report about requests to devices.
+/// Returns the part of a crash report that lists the last requests to devices.
 #[cfg(test)]
 pub(crate) fn last_requests() -> String {
     let mut text = String::new();
@@ -30,8 +30,8 @@ pub(crate) fn last_requests() -> String {
 }
 
 /// Makes signals of failures, such as SIGSEGV, end the process even if another process sends them. Without this handler, Rust's library
-/// takes a sent SIGSEGV or SIGBUS for a fault that will repeat. The library then ignores the first signal, and the process continues. Call
-/// this function before other threads start.
+/// mistakes a sent SIGSEGV or SIGBUS for a fault that will repeat. The library then ignores the first signal, and the process continues.
+/// Call this function before other threads start.
 ///
 /// # Errors
 /// The host's kernel rejects the handler.

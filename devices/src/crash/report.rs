@@ -16,11 +16,11 @@ use super::{bounded_write, rings};
 
 /// Maximum number of reports of a process. More than one report is possible, because a panic of a device does not end the process.
 const MOST: u32 = 16;
-/// Maximum time in milliseconds that a thread waits until another thread has written its report.
+/// Maximum time in milliseconds that a thread waits for another thread to finish a report.
 const MAX_TRIES: u32 = 1000;
 
 thread_local! {
-    /// Role of this thread. It needs no allocation and no destructor, so a signal handler may read it.
+    /// Role of this thread. The variable needs no allocation and no destructor, so a signal handler may read it.
     static ROLE: Cell<&'static str> = const { Cell::new("unknown") };
 }
 

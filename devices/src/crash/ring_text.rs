@@ -24,7 +24,7 @@ pub(crate) enum RingKind {
         /// Index of the queue.
         index: u16,
     },
-    /// Guest accesses to a host device that Carom carries out.
+    /// Guest accesses to a host device that exit to Carom. Accesses through memory slots are not recorded.
     Accesses,
     /// Messages to a vfio-user server.
     Messages,

@@ -159,7 +159,7 @@ impl Ring {
         self.count.store(left, Ordering::Release);
     }
 
-    /// Adds bits to the outcome of a request, if the ring still holds it. Newer requests may have replaced it.
+    /// Adds bits to the outcome of a request, unless a newer request has replaced this request in the ring.
     #[inline]
     fn add(&self, Number(number): Number, bits: u64) {
         let slot = self.slot(number);
@@ -262,7 +262,7 @@ impl<const COUNT: usize> Rings<COUNT> {
     }
 }
 
-/// Taken ring. Dropping it gives the ring back.
+/// Claim on a ring. Dropping the claim gives the ring back.
 pub(crate) struct Claim(&'static Ring);
 
 impl Claim {
@@ -271,7 +271,7 @@ impl Claim {
         ALL.claim(name, kind)
     }
 
-    /// Returns the ring. A write after this claim was dropped can only spoil one line about the ring's next owner.
+    /// Returns the ring. A write after this claim was dropped can only make one line about the ring's next owner wrong.
     pub(crate) fn ring(&self) -> &'static Ring {
         self.0
     }

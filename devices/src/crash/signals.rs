@@ -20,7 +20,8 @@ const FATAL: [(c_int, &str); 5] = [
     (libc::SIGABRT, "SIGABRT"),
 ];
 
-/// Earlier actions of these signals. Rust's library registers some of these actions to report stack overflows.
+/// Actions of these signals before [`watch`] replaced the actions. Rust's library registers some of these actions to report stack
+/// overflows.
 static BEFORE: OnceLock<[sigaction; FATAL.len()]> = OnceLock::new();
 
 thread_local! {
@@ -83,7 +84,8 @@ extern "C" fn failed(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
             format_args!("instruction {ip:#x}, stack {sp:#x}"),
         );
     } else if !FAULTED.get() {
-        // This branch is not taken after a reported fault, because Rust's library raises SIGABRT after a stack overflow.
+        // Report the signal only if no fault was reported before. After a stack overflow, Rust's library raises SIGABRT for a fault that
+        // was reported already.
         write_report(format_args!("{name}, which was sent"), format_args!("instruction {ip:#x}, stack {sp:#x}"));
     }
     if faults && let (Some(before), Some(place)) = (BEFORE.get(), place) {

@@ -110,7 +110,7 @@ fn batched_unmaps_wait_for_a_stuck_device_once() {
     assert_eq!(rig.waited(), IO_DEADLINE);
     let count_of = |count: &AtomicU32| count.load(Ordering::Relaxed);
     assert_eq!((count_of(&owner.cancelled), count_of(&owner.given_up)), (REQUESTS.into(), 1));
-    // Later UNMAPs do not wait for a device whose I/O did not end in time before.
+    // The device's I/O has exceeded the deadline once, so later UNMAPs do not wait for this I/O.
     assert_eq!(rig.unmap_all(), [DEVERR; REQUESTS as usize]);
     assert_eq!((rig.waited(), count_of(&owner.given_up)), (IO_DEADLINE, 1));
     drop(stuck);

@@ -186,8 +186,8 @@ pub struct DmaTable {
 }
 
 impl DmaTable {
-    /// Returns an empty table. `name` is the device's name in logs. Denied accesses are reported to `faults` for this endpoint. If
-    /// `faults` is `None`, they are logged.
+    /// Returns an empty table. `name` is the device's name in logs. Denied accesses are reported through the sender in `faults`, as faults
+    /// of the endpoint in `faults`. If `faults` is `None`, denied accesses are logged.
     pub fn new(name: &str, ram: Arc<Ram>, faults: Option<(EndpointId, FaultSender)>) -> Self {
         Self {
             name: name.to_string(),

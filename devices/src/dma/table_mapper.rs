@@ -51,8 +51,8 @@ impl TableMapper {
         Self { table: MapperTable(table) }
     }
 
-    /// Connects the table with windows and with devices whose memory can be mapped. Call this before the virtio-iommu gets the mapper. See
-    /// [`DmaTable::connect`].
+    /// Connects the table with windows and with devices whose memory can be mapped. Call this function before the virtio-iommu gets the
+    /// mapper. See [`DmaTable::connect`].
     pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         self.table.connect(windows, devices);
     }

@@ -101,7 +101,7 @@ fn lacks_its_last_page(Region { range, origin, .. }: &Region) -> bool {
     range.len > 0 && origin.supply != Supply::Memory && is_missing(range.address + (range.len - 1), false)
 }
 
-/// True if the file of a region ends before the region does, or is not open in this process.
+/// True if the file of a region is too short for the region, or if this process has no file of the region open.
 fn has_short_file(Region { range, origin, .. }: &Region) -> bool {
     let end = origin.offset.saturating_add(range.len as u64);
     let is_short = |file| fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size < end));

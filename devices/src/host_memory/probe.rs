@@ -10,7 +10,7 @@ use rustix::mm::{Advice, madvise};
 /// Smallest page size of the host.
 const PAGE: usize = 4096;
 
-/// Makes the host supply the page at `address` for reads. If `for_writing` is true, also for writes.
+/// Makes the host supply the page at `address`, for reads and writes if `for_writing` is true, and otherwise for reads only.
 ///
 /// # Errors
 /// `EFAULT` if the page is missing, `EHWPOISON` if it has a memory error, and any other error of the kernel.

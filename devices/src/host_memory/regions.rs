@@ -2,8 +2,8 @@
 
 //! Ranges of this process that are guest memory, and the sources of their pages.
 //!
-//! Each range is recorded twice. A list for ordinary threads holds the file and the complete text. A table of atomics is for the signal
-//! handler, which must neither lock nor allocate.
+//! Each range is recorded twice. A list for ordinary threads holds the file and the complete name. A table of atomics holds the last
+//! [`TEXT_BYTES`] bytes of the name for the signal handler, which must neither lock nor allocate.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,9 +14,9 @@ use crate::sync::lock;
 
 /// Maximum number of regions that the signal handler can name.
 const TABLE: usize = 512;
-/// Number of words of text that the table keeps for each region.
+/// Number of 64-bit words for the name of each region in the table.
 const TEXT_WORDS: usize = 40;
-/// Size of the text of each region in bytes.
+/// Maximum length of a name in the table, in bytes.
 pub(super) const TEXT_BYTES: usize = TEXT_WORDS * 8;
 
 /// Source of the pages of a region.
@@ -115,7 +115,7 @@ impl Slot {
     }
 }
 
-/// Registration of a region. Dropping it ends the registration. Drop it before the range is unmapped.
+/// Registration of a region. Dropping this value ends the registration. Drop it before the range is unmapped.
 #[derive(Debug)]
 pub struct Registration(u64);
 

@@ -114,7 +114,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
 /// True if the thread was about to return from a system call.
 fn is_behind_syscall(instruction: u64) -> bool {
     let Ok(end) = usize::try_from(instruction) else { return false };
-    // At the start of a page, do not read the bytes before, because the previous page may be unmapped or hold no code.
+    // If `end` is at the start of a page, do not read the bytes before `end`, because the previous page may be unmapped or hold no code.
     if end & 4095 < SYSCALL.len() {
         return false;
     }

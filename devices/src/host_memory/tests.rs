@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests with real lost pages. The SIGBUS handler belongs to the whole test process, and threads that it stops stay until the
+//! Tests with real lost pages. The SIGBUS handler belongs to the whole test process, and a thread that the handler stops sleeps until the
 //! process ends.
 
 use std::fs::File;

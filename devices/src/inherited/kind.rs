@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType, getpeername};
 
-/// `MISC_MAJOR` of `include/uapi/linux/major.h`, and the numbers that `include/linux/miscdevice.h` and `drivers/char/hw_random/core.c`
-/// give KVM, tap interfaces and the host's random number generator.
+/// Device numbers of KVM, tap interfaces and the host's random number generator. The major number is `MISC_MAJOR` of
+/// `include/uapi/linux/major.h`. The minor numbers are in `include/linux/miscdevice.h` and `drivers/char/hw_random/core.c`.
 const KVM: (u32, u32) = (10, 232);
 const TUN: (u32, u32) = (10, 200);
 const HWRNG: (u32, u32) = (10, 183);

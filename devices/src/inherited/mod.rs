@@ -133,7 +133,7 @@ pub fn random_source(path: &Path) -> Option<io::Result<File>> {
 /// Like [`file()`], for a socket that clients connect to.
 ///
 /// # Errors
-/// The descriptor is of another kind, or another part of the VM serves its clients.
+/// The descriptor is of another kind, or another part of the VM already uses the socket.
 pub fn listener(path: &Path) -> Option<io::Result<InheritedListener>> {
     with_kept(path, |kept| {
         if kept.in_use.strong_count() > 0 {
@@ -193,7 +193,7 @@ impl Kept {
     }
 }
 
-/// Returns the error for a descriptor that was handed over to its only user. Only connections stay listed after this.
+/// Returns the error for a descriptor that was handed over to its only user. Only connections stay in the list after they were handed over.
 fn spent() -> io::Error {
     io::Error::other(
         "the connection of this descriptor is used up: it serves one boot of one device; start carom with a new connection",

@@ -175,7 +175,7 @@ impl Cmos {
         Self { registers: Mutex::new(registers), now }
     }
 
-    /// Returns the state of the CMOS. Call it while all vCPUs are stopped.
+    /// Returns the state of the CMOS. Call this function while all vCPUs are stopped.
     ///
     /// # Errors
     /// This function never fails today.
@@ -187,7 +187,7 @@ impl Cmos {
     /// Restores `state`. The clock shows the host's current time, because the state does not contain the time.
     ///
     /// # Errors
-    /// The state is rejected. Nothing has changed then.
+    /// The state is rejected. In this case nothing has changed.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let CmosState { index, cells } = state.payload(STATE.0, STATE.1)?;
         let rule = |rule: &str| StateError::rule("cells", rule);
@@ -205,8 +205,8 @@ impl Cmos {
         Ok(())
     }
 
-    /// Resets the index, and lets a stopped clock continue. The memory keeps its contents, because it has a battery on a PC. Call it while
-    /// all vCPUs are stopped.
+    /// Resets the index, and lets a stopped clock continue. The memory keeps its contents, because it has a battery on a PC. Call this
+    /// function while all vCPUs are stopped.
     pub fn reset(&self) {
         let mut registers = self.lock();
         (registers.index, registers.held_since) = (0, None);

@@ -14,7 +14,7 @@ use crate::state::{DeviceState, StateError};
 /// Size of the register in bytes.
 pub const REGISTERS_LEN: u64 = 1;
 
-/// Writable bits: gate of timer 2, speaker, and the masks of the two errors. These bits have no effect.
+/// Writable bits: gate of timer 2, speaker, and the masks of memory and bus errors. These bits have no effect.
 const WRITABLE: u8 = 0x0f;
 
 /// Refresh bit. On a PC it changes with each memory refresh. Here it changes with each read, because some programs wait for a
@@ -40,7 +40,7 @@ struct ControlPortState {
 pub struct ControlPort(AtomicU8);
 
 impl ControlPort {
-    /// Returns the state of the port. Call it while all vCPUs are stopped.
+    /// Returns the state of the port. Call this function while all vCPUs are stopped.
     ///
     /// # Errors
     /// This function never fails today.
@@ -51,7 +51,7 @@ impl ControlPort {
     /// Restores `state`.
     ///
     /// # Errors
-    /// The state is rejected. Nothing has changed then.
+    /// The state is rejected. In this case nothing has changed.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let ControlPortState { value } = state.payload(STATE.0, STATE.1)?;
         if value & !(WRITABLE | REFRESH) != 0 {
@@ -64,7 +64,7 @@ impl ControlPort {
         Ok(())
     }
 
-    /// Resets the port to its state at power-on. Call it while all vCPUs are stopped.
+    /// Resets the port to its state at power-on. Call this function while all vCPUs are stopped.
     pub fn reset(&self) {
         self.0.store(0, Ordering::Relaxed);
     }

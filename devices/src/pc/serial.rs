@@ -79,8 +79,8 @@ impl SerialPort {
         })
     }
 
-    /// Returns the state of the port. The state contains no output, because all output of the guest was written already. Call it while all
-    /// vCPUs are stopped.
+    /// Returns the state of the port. The state contains no output, because all output of the guest was written already. Call this function
+    /// while all vCPUs are stopped.
     ///
     /// # Errors
     /// This function never fails today.
@@ -92,7 +92,7 @@ impl SerialPort {
     /// port received before the call is lost.
     ///
     /// # Errors
-    /// The state is rejected. Nothing has changed then.
+    /// The state is rejected. In this case nothing has changed.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let SerialPortState(state) = state.payload(STATE.0, STATE.1)?;
         let host = |source| StateError::Host { what: "cannot raise the serial port's interrupt".into(), source };
@@ -110,7 +110,7 @@ impl SerialPort {
     }
 
     /// Resets the port to its state at power-on. Input that the guest has not read is lost, because it was not meant for the guest that
-    /// boots next. Call it while all vCPUs are stopped.
+    /// boots next. Call this function while all vCPUs are stopped.
     pub fn reset(&self) {
         let mut uart = self.lock();
         let new = Serial::new(uart.interrupt_evt().clone(), Box::new(io::sink()) as Box<dyn Write + Send>);

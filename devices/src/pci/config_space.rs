@@ -97,7 +97,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Lets the guest write the bits of `mask` from `offset` on. Bits that the guest may write already stay writable.
+    /// Lets the guest write the bits of `mask` from `offset` on. Bits that were writable before stay writable.
     pub fn allow(&mut self, offset: u16, mask: &[u8]) {
         for (byte, value) in self.writable.iter_mut().skip(offset.into()).zip(mask) {
             *byte |= *value;
@@ -216,7 +216,7 @@ impl ConfigSpace {
     /// Restores the bytes that the guest had written. The caller must apply their effects, such as the decoding of BARs.
     ///
     /// # Errors
-    /// The state belongs to a function with other registers. Nothing has changed then.
+    /// The state belongs to a function with other registers. In this case nothing has changed.
     pub fn restore(&mut self, state: &ConfigState) -> Result<(), StateError> {
         let shape = |state: &ConfigState| -> Vec<(u16, usize)> {
             state.registers.iter().map(|run| (run.offset, run.bytes.len())).collect()

@@ -15,8 +15,8 @@ use crate::state::{DeviceState, StateError};
 pub trait PciDevice: Send + Sync {
     /// Name for logs and the API, such as `_iommu` or `vfio0`.
     fn id(&self) -> &str;
-    /// Returns the configuration space of a function that this process emulates. A function that returns `None` must override all methods
-    /// that call this method.
+    /// Returns the configuration space of a function that this process emulates. A device that returns `None` must override all methods of
+    /// this trait that call `config`.
     fn config(&self) -> Option<&FunctionConfig> {
         None
     }

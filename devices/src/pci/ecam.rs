@@ -92,7 +92,7 @@ impl ConfigPorts {
         Self { root, address: AtomicU32::new(0), reset }
     }
 
-    /// Returns the state of the ports. Call it while all vCPUs are stopped.
+    /// Returns the state of the ports. Call this function while all vCPUs are stopped.
     ///
     /// # Errors
     /// This function never fails today.
@@ -104,7 +104,7 @@ impl ConfigPorts {
     /// Restores `state`. Every address is valid, because a guest can write any value.
     ///
     /// # Errors
-    /// The state is rejected. Nothing has changed then.
+    /// The state is rejected. In this case nothing has changed.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let ConfigPortsState { address } = state.payload(PORTS_STATE.0, PORTS_STATE.1)?;
         self.address.store(address, Ordering::Relaxed);

@@ -59,7 +59,7 @@ impl FunctionConfig {
     /// Restores the registers that the guest has written.
     ///
     /// # Errors
-    /// The function has no such registers. Nothing has changed then.
+    /// The function has no such registers. In this case nothing has changed.
     pub fn restore(&self, state: &ConfigState) -> Result<(), StateError> {
         lock(&self.current).restore(state)
     }

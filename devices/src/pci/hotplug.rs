@@ -117,8 +117,8 @@ impl HotplugRegisters {
         (0..).zip(lock(&self.states).iter_mut()).flat_map(of_segment).collect()
     }
 
-    /// Resets the registers to their values at power-on. No guest holds the devices that must be removed any more, so they leave the
-    /// bus. Call it while all vCPUs are stopped.
+    /// Resets the registers to their values at power-on. No guest holds the devices that must be removed any more, so they leave the bus.
+    /// Call this function while all vCPUs are stopped.
     pub fn reset(&self) {
         let mut states = lock(&self.states);
         for (segment, state) in (0..).zip(states.iter_mut()) {
@@ -128,7 +128,7 @@ impl HotplugRegisters {
         self.drive(&states);
     }
 
-    /// Returns the state of the registers. Call it while all vCPUs are stopped.
+    /// Returns the state of the registers. Call this function while all vCPUs are stopped.
     ///
     /// # Errors
     /// A device is being removed. The guest still uses the device, but the restored VM would not have it.
@@ -148,7 +148,7 @@ impl HotplugRegisters {
     /// controllers must be restored, and all devices must be on the bus.
     ///
     /// # Errors
-    /// The state is rejected. Nothing has changed then.
+    /// The state is rejected. In this case nothing has changed.
     pub fn restore(&self, saved: &DeviceState) -> Result<(), StateError> {
         let HotplugState { came, came_on_others } = saved.payload(STATE.0, STATE.1)?;
         let came: Vec<u32> = [came].into_iter().chain(came_on_others).collect();

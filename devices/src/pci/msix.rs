@@ -118,8 +118,8 @@ impl MsixTable {
         self.apply_all()
     }
 
-    /// Sets whether the function may be a bus master. Otherwise its messages stay pending. The function of a new table may be a bus master.
-    /// A reset does not change this setting.
+    /// Sets whether the function may be a bus master. Otherwise the function's messages stay pending. In a new table, the function may be a
+    /// bus master. A reset does not change this setting.
     pub fn set_on_bus(&mut self, on_bus: bool) -> Result<(), MsixError> {
         self.on_bus = on_bus;
         self.apply_all()

@@ -16,7 +16,7 @@ pub const STATUS: u16 = 0x06;
 pub const REVISION: u16 = 0x08;
 /// Header type, 8 bits.
 pub const HEADER_TYPE: u16 = 0x0e;
-/// First base address register; six of 32 bits each.
+/// First of the six base address registers, 32 bits each.
 pub const BAR0: u16 = 0x10;
 /// CardBus CIS pointer, 32 bits.
 pub const CARDBUS_CIS: u16 = 0x28;

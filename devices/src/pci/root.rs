@@ -97,8 +97,8 @@ impl PciRoot {
     /// addresses of the BARs are free. Returns `None` if no function is at `address`, or if the function is a host bridge, which always
     /// stays.
     ///
-    /// An access that a vCPU has begun may end after this call. The function is closed once all holders have released it. Such an access is
-    /// also a holder.
+    /// An access that a vCPU has begun may end after this call. An access in progress still holds the function. The function is closed once
+    /// all holders have released it.
     pub fn remove(&self, address: PciAddress) -> Option<Arc<dyn PciDevice>> {
         let (segment, number) = self.place(address).filter(|(_, number)| *number != 0)?;
         let mut claims = lock(&self.claims[segment]);
@@ -147,7 +147,7 @@ impl PciRoot {
     }
 
     /// Resets every function to its state at power-on, with its BARs at their assigned addresses. If the reset of a function fails, the
-    /// other functions are still reset. Returns the first error. Call it with all vCPUs stopped.
+    /// other functions are still reset. Returns the first error. Call this function with all vCPUs stopped.
     ///
     /// The highest address is reset first, because the IOMMU has a low address and may expect that the devices behind it do no DMA.
     pub fn reset(&self) -> io::Result<()> {
@@ -177,7 +177,7 @@ impl PciRoot {
         self.devices().iter().for_each(|(_, function)| function.resume());
     }
 
-    /// Returns the state of all functions. Call it while all vCPUs are stopped and all functions are paused.
+    /// Returns the state of all functions. Call this function while all vCPUs are stopped and all functions are paused.
     ///
     /// # Errors
     /// A function cannot be saved. The error names the function.

@@ -7,9 +7,9 @@
 //! [`PinnedWhole`] notify [`Reclaim`] before pages are pinned and after they are unpinned. `pins` counts the pins of each page, and
 //! `discard` makes the system call.
 //!
-//! A thread that gives pages back holds the lock on the counts from the check of the counts until the pages are gone. It holds the lock for
-//! at most 2 MiB (or one huge page) at a time. So a thread that maps RAM for a device waits while at most one piece of this size is given
-//! back. The mapping then pins the new pages that replace the pages given back.
+//! A thread that gives pages back locks the counts before it checks them, and unlocks the counts after the host has removed the pages. It
+//! gives back at most 2 MiB (or one huge page) while it holds the lock. So a thread that maps RAM for a device waits for at most one such
+//! piece. The mapping then pins the pages that the host allocates in place of the removed pages.
 
 mod discard;
 mod pinning_mapper;

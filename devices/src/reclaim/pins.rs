@@ -2,8 +2,9 @@
 
 //! Counts how often each page of a RAM region is pinned.
 //!
-//! Both pages and blocks of 512 pages have counts. A range increments one count for each block that it covers completely. At its two ends,
-//! it increments the counts of single pages. At most 1022 single pages are counted, regardless of the length of the range.
+//! Both pages and blocks of 512 pages have counts. A pin of a range increments one count for each block that the range covers completely.
+//! At the two ends of the range, the pin increments the counts of single pages. At most 1022 single pages are counted, regardless of the
+//! length of the range.
 //!
 //! Each page's count needs four bytes. The host kernel allocates memory for these counts only when single pages nearby are pinned.
 

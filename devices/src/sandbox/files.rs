@@ -67,8 +67,8 @@ pub fn files_are_limited() -> bool {
 }
 
 /// Denies this thread access to files that it has not opened yet, as far as the kernel supports this. Also denies signals to other
-/// processes and connections to their abstract sockets. For threads that need no such access and start before the limits of other threads
-/// are known.
+/// processes and connections to their abstract sockets. Call this function in a thread that needs no such access, and that starts before
+/// the limits of other threads are known.
 pub fn give_up_files() {
     if let Err(error) = no_files().and_then(RulesetCreated::restrict_self) {
         log::debug!("the kernel cannot deny this thread access to files (Landlock): {error}");

@@ -50,8 +50,8 @@ impl Filter {
     }
 
     /// Creates the filter of the thread that starts threads of all these roles. The started threads inherit this filter, and their own
-    /// filter limits them further. This filter allows every `ioctl`, because otherwise the kernel would compare each request of a vCPU in
-    /// both filters.
+    /// filter limits them further. This filter allows every `ioctl`, because otherwise both filters would check each `ioctl` request of a
+    /// vCPU.
     pub(super) fn of_starter(roles: &[ThreadRole], other: SeccompAction) -> Self {
         let mut rules = Rules::new();
         let calls = roles.iter().flat_map(|role| role.calls.iter().copied().flatten());

@@ -70,8 +70,8 @@ const STACK_BYTES: usize = (2 << 20) - (64 << 10);
 
 static STARTER: OnceLock<(Mode, Sender<Order>)> = OnceLock::new();
 
-/// Filters the calls of all threads that are started from now on. Their roles must be among `roles`. Call it once, from the first thread,
-/// before other threads exist. [`confine`] filters the first thread itself.
+/// Filters the calls of all threads that are started from now on. Their roles must be among `roles`. Call this function once, from the
+/// first thread, before other threads exist. [`confine`] filters the first thread itself.
 ///
 /// # Errors
 /// The kernel rejects the filter.
@@ -103,7 +103,7 @@ fn named(name: String) -> Builder {
     Builder::new().name(name).stack_size(STACK_BYTES)
 }
 
-/// Filters the calls of this thread, whose role is `own`, if [`begin`] was called. Call it once.
+/// Filters the calls of this thread, whose role is `own`, if [`begin`] was called. Call this function once.
 ///
 /// # Errors
 /// The kernel rejects the filter.
@@ -138,7 +138,7 @@ pub fn start_on(
 /// `prepare`, and may make only the calls of `role`.
 ///
 /// # Errors
-/// Those of [`start_on`].
+/// The errors of [`start_on`].
 pub fn start_prepared<R: FnOnce() + 'static>(
     role: ThreadRole,
     name: String,

@@ -196,7 +196,7 @@ pub enum VfioPciError {
     Vfio {
         /// Operation that failed, and its object.
         what: String,
-        /// Error of the library.
+        /// Error of the `vfio-ioctls` crate.
         source: VfioError,
     },
 }

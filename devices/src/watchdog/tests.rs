@@ -80,7 +80,8 @@ fn driver_finds_the_device() {
 #[test]
 fn guest_is_reset_once_and_only_after_it_stops_reloading() {
     let fixture = Fixture::new();
-    // Pause the watchdog until the stages last about a quarter of an hour. Otherwise the shorter stages of `start` could end before.
+    // Pause the watchdog until the stages last about a quarter of an hour. Otherwise a shorter stage of `start` could end before the
+    // configuration register is written.
     fixture.device.pause();
     fixture.start(1_000_000);
     fixture.device.write_config(0x60, &[0, 0]);

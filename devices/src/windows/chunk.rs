@@ -181,7 +181,7 @@ mod tests {
         assert!(ftruncate(&chunk, 2 * HUGE_PAGE).is_err());
     }
 
-    /// Returns a chunk that this process has mapped. Each chunk that is handed out is mapped too.
+    /// Returns a chunk that this process has mapped, like every chunk that Carom hands out.
     fn mapped() -> (Chunk, MmapRegion) {
         let chunk = Chunk::allocate(4096, false).unwrap();
         let file = FileOffset::new(chunk.file.try_clone().unwrap().into(), 0);
@@ -232,8 +232,8 @@ mod tests {
         assert!(!chunk.is_handed_out());
     }
 
-    /// Returns true for each chunk that can be handed out: for reads and writes, for reads only, and for writes only. Returns `None` if the
-    /// host cannot allocate the chunks.
+    /// Returns three results. They are true if a chunk can be handed out for reads and writes, for reads only, and for writes only. Returns
+    /// `None` if the host cannot allocate the chunks.
     fn handed_out(size: u64, huge: bool) -> Option<[bool; 3]> {
         let chunks = [Permissions::READ | Permissions::WRITE, Permissions::READ, Permissions::WRITE];
         let out = chunks.map(|permissions| {
@@ -250,7 +250,7 @@ mod tests {
             Some(out) => assert_eq!(out, [false, true, false]),
             None => eprintln!("skipped: the host has no reserved huge pages (/proc/sys/vm/nr_hugepages)"),
         }
-        // The result depends only on the flag, so the test works without reserved huge pages too.
+        // The result depends only on `is_huge`, so this part of the test needs no reserved huge pages.
         let mut chunk = Chunk::allocate(4096, false).unwrap();
         chunk.is_huge = true;
         assert!(chunk.hand_out(Permissions::READ | Permissions::WRITE).unwrap().is_none());

@@ -28,7 +28,7 @@ pub(super) struct Region {
     count: usize,
     /// True if the region must stay mapped for ever, because the guest may still see it.
     is_kept: bool,
-    /// Registration of the region's name for messages. `None` until the guest can see the region.
+    /// Registered name of the region, for messages about lost memory. `None` until the guest can see the region.
     name: Option<Registration>,
     /// Number of calls of [`map`](Self::map) that fail from now on, in tests.
     #[cfg(test)]

@@ -11,7 +11,7 @@ use log::warn;
 
 use super::chunk::is_shortage;
 
-/// Size of a full stash. A driver that grows its pool asks for a few chunks in a row.
+/// Number of chunks in a full stash. A driver that grows its pool asks for a few chunks in a row.
 pub(super) const TARGET: usize = 4;
 
 /// Chunks in all states, and the budget.

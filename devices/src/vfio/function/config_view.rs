@@ -13,8 +13,8 @@ pub(crate) struct ConfigView {
     /// Values that the guest reads in emulated bits, and the emulated bits that it may write.
     space: ConfigSpace,
     emulated: Vec<u8>,
-    /// Values that are written to the device in the emulated bits of a byte when the guest writes the byte's other
-    /// bits.
+    /// Values of the emulated bits in writes to the device. If the guest writes a byte that also has device bits, these values are written
+    /// to the byte's emulated bits in the device.
     host: Vec<u8>,
 }
 

@@ -8,7 +8,7 @@
 //! - The power state. The device stays in D0, because accesses to guest-visible memory would fault in any other state.
 //! - The expansion ROM, which is absent.
 //!
-//! All other registers are the device's own. VFIO guards them.
+//! All other registers are the device's own. VFIO checks the guest's accesses to these registers.
 
 use std::ops::Range;
 
@@ -91,7 +91,7 @@ pub(crate) struct FunctionLayout {
     pub(crate) intx: bool,
 }
 
-/// Examines `host`. `name` is the function's name in messages. `line` is the number of the guest's interrupt line for INTx. It is `None` if
+/// Examines `host`. `name` is the function's name in messages. `line` is the number of the guest's interrupt line for INTx, or `None` if
 /// the VM has no such line.
 pub(crate) fn examine(name: &str, host: &dyn HostFunction, line: Option<u8>) -> Result<FunctionLayout, VfioPciError> {
     let size = host.config_size();
@@ -222,8 +222,8 @@ fn link_standard(name: &str, layout: &mut FunctionLayout, host: &dyn HostFunctio
     view.emulate(regs::STATUS, &regs::STATUS_CAPABILITIES.to_le_bytes(), &has_list.to_le_bytes(), &[]);
 }
 
-/// Emulates the power state. The guest may write it, but the device stays in D0. The capability reports that the device keeps its state
-/// (No_Soft_Reset).
+/// Emulates the power state. The guest may write the power state, but the device stays in D0. The capability reports that the device keeps
+/// its state (No_Soft_Reset).
 fn emulate_power(layout: &mut FunctionLayout, offset: u16, end: u16) -> Result<(), String> {
     const STATE: u8 = 3;
     const NO_SOFT_RESET: u8 = 8;

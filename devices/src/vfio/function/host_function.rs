@@ -68,7 +68,8 @@ pub(crate) trait HostFunction: ConfigAccess {
     /// Disables interrupts of a kind.
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
     /// Resets the function. Returns `false` if the host has no way to reset it. The first call after the function was opened may do
-    /// nothing. Fails with `WouldBlock` while the host holds the function, for example while it unbinds the function from its host driver.
+    /// nothing. Fails with `WouldBlock` while the host holds the function, for example while the host unbinds the function from its host
+    /// driver.
     fn reset(&self) -> io::Result<bool>;
     /// Returns a handle that attaches the function to another address space, as long as the function is open.
     fn attachable(&self) -> Weak<dyn Attachable>;

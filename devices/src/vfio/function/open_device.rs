@@ -61,8 +61,8 @@ impl Deref for OpenDevice {
 impl Drop for OpenDevice {
     fn drop(&mut self) {
         let device = self.device.take();
-        // The library panics if the kernel does not detach the device. It also panics if sysfs no longer has the device, and the host may
-        // remove the device at any time. Resources that the library leaves open after a panic are closed with the container, or with the
+        // `vfio-ioctls` panics if the kernel does not detach the device. It also panics if the device is missing in sysfs, and the host may
+        // remove the device at any time. Resources that `vfio-ioctls` leaves open after a panic are closed with the container, or with the
         // process.
         if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
             error!(
@@ -123,7 +123,7 @@ fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
         // All devices of a group must share one address space, but another device of the group uses a different address space.
         VfioError::VfioDeviceAttachIommufdPt(errno) if errno.errno() == libc::EINVAL => busy(),
         VfioError::VfioDeviceBindIommufd(errno) => match errno.errno() {
-            // The group is open, or the character device is open (EINVAL).
+            // Another user has opened the group (EBUSY) or the character device (EINVAL).
             libc::EBUSY | libc::EINVAL => busy(),
             // Another owner has the group, or interrupts would not be isolated.
             libc::EPERM if function.in_the_way().is_empty() => VfioPciError::NotOurs { name, group },

@@ -545,7 +545,7 @@ mod hostile {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// For any configuration space of a device and any writes of a guest, the guest's capability lists end, and neither the
+        /// For any configuration space of a device and any writes of a guest, the guest's capability lists have an end, and neither the
         /// host's BARs nor their decoding change.
         #[test]
         fn random_space_and_random_writes_are_survived(

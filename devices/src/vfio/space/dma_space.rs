@@ -22,7 +22,7 @@ pub enum DmaSpace {
     Container(Arc<VfioContainer>),
     /// An I/O address space of IOMMUFD.
     Ioas {
-        /// Address space. Devices are opened in it.
+        /// Address space. A device is attached to this address space when the device is opened.
         ioas: Arc<VfioIommufd>,
         /// KVM's list of VFIO files. The devices' files are added to this list.
         kvm: Option<Arc<dyn VfioFiles>>,

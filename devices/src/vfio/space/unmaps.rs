@@ -59,8 +59,8 @@ impl Unmaps {
         Err(UnmapError::NotMapped)
     }
 
-    /// Handles a range without mappings. If an earlier unmap of this range or of a larger range has begun, the earlier unmap has unmapped
-    /// this range. In this case the function succeeds. Otherwise the caller asked for a range that was never mapped.
+    /// Handles a range without mappings. Succeeds if `begun` has this range or a larger range, because then an earlier call has unmapped
+    /// this range. Otherwise fails, because the range was never mapped.
     fn nothing(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
         let within =
             |range: &(u64, u64)| range.0 <= iova && iova - range.0 <= range.1 && range.1 - (iova - range.0) >= len;

@@ -29,7 +29,7 @@ pub struct VfioMapper {
     limits: MapperLimits,
     /// Devices that can be attached to other address spaces. `None` with containers.
     devices: Option<EndpointDevices>,
-    /// Keeps the mapped memory alive as long as the mappings, because the lifetime of a slice ends with the call that maps it.
+    /// Owner of the mapped memory, which must live as long as the mappings. A slice lives only during the call that maps it.
     _memory: Box<dyn Any + Send>,
     throttle: Throttle,
     unmaps: Unmaps,

@@ -42,7 +42,7 @@ impl UserMapper {
         Self { table: MapperTable(table), client }
     }
 
-    /// Makes chunks of `windows`, and the guest-visible memory of `devices`, mappable. Call it before the virtio-iommu gets the
+    /// Makes chunks of `windows`, and the guest-visible memory of `devices`, mappable. Call this function before the virtio-iommu gets the
     /// mapper.
     pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         self.table.connect(windows, devices);

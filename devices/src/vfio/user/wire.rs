@@ -2,8 +2,8 @@
 
 //! Messages of the protocol. Encodes requests, and decodes answers and requests of a server, which may send any bytes.
 //!
-//! The numbers are those of the vfio-user specification (QEMU, `docs/interop/vfio-user.rst`), in the byte order of the
-//! host. Where the specification uses a VFIO structure, the offsets are those of `linux/vfio.h`.
+//! Messages follow the vfio-user specification (QEMU, `docs/interop/vfio-user.rst`). Numbers have the byte order of the host. Where the
+//! specification uses a VFIO structure, the offsets are those of `linux/vfio.h`.
 
 /// Size of the header of every message, in bytes.
 pub(super) const HEADER: usize = 16;

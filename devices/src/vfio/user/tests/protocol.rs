@@ -50,8 +50,8 @@ fn missing_server_is_a_user_error() {
     let path = dir.path().join("none");
     let error = open_socket(&path).unwrap_err();
     assert!(error.is_user_error() && error.to_string().contains("start the vfio-user server first"), "{error}");
-    // The client notices that a server accepts no connection, because the server does not answer. A client also gets an error if the queue
-    // of waiting clients is full.
+    // This listener accepts no connection, so its clients wait in a queue and get no answer. If the queue is full, a new client gets an
+    // error immediately.
     let path = dir.path().join("full");
     let _listener = UnixListener::bind(&path).unwrap();
     let mut waiting = Vec::new();
@@ -189,7 +189,7 @@ fn unwanted_descriptors_are_not_taken() {
     let (header, _) = server.answer();
     assert_eq!((header.id, header.kind), (5, Kind::Reply { refused: Some(libc::EINVAL.unsigned_abs()) }));
     drop(file);
-    // Other tests open and close descriptors at the same time.
+    // The margin of 64 is for other tests, which open and close descriptors at the same time.
     assert!(open() < before + 64);
 }
 

@@ -132,7 +132,7 @@ fn slowly_read_answer_does_not_block_other_threads() {
         let time = start.elapsed();
         drop(connection);
         drain.join().unwrap();
-        // The whole answer takes more than twelve times the limit.
+        // The server needs more than twelve times the limit to read the whole answer.
         Some(time < LIMIT * 8)
     }));
 }
