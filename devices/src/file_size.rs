@@ -18,7 +18,7 @@ pub fn hint(error: &io::Error) -> &'static str {
     " (the file would exceed RLIMIT_FSIZE or the limit of its file system; see ulimit -f, or LimitFSIZE= in a systemd unit)"
 }
 
-/// Adds the limit and its remedy to `error` if it is EFBIG, and returns any other error unchanged.
+/// If `error` is EFBIG, adds the limit and its remedy to the error. Returns any other error unchanged.
 ///
 /// The calling thread's role must allow getrlimit(2).
 pub fn explain(error: io::Error) -> io::Error {

@@ -21,7 +21,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use crate::inherited::{self, InheritedListener};
 use crate::sync::lock;
 
-/// A listening socket. Dropping it removes its file.
+/// A listening socket. Dropping this value removes the socket's file.
 pub struct ListeningSocket {
     listener: UnixListener,
     /// The socket's file, and its identity at creation.
@@ -126,7 +126,7 @@ impl Drop for ListeningSocket {
     fn drop(&mut self) {
         let Some((path, made)) = &self.file else { return };
         lock(&OWN).retain(|own| own != made);
-        // Keep the file if another process has replaced it since this process created it.
+        // Keep the file if another process has replaced it since this process created the socket.
         if identity(path).is_ok_and(|now| now == *made)
             && let Err(error) = fs::remove_file(path)
         {

@@ -132,7 +132,7 @@ impl Ram {
     }
 
     /// Withdraws the last region, if it begins at `gpa` and is not the only region. Returns true if the region was withdrawn. The region
-    /// stays mapped, because a thread that has found it may still access it. The guest must not know that the region exists.
+    /// stays mapped, because a thread that has found the region may still access it. The guest must not know that the region exists.
     pub fn withdraw(&self, gpa: GuestAddress) -> bool {
         let _changing = lock(&self.changing);
         let last = self.num_regions().checked_sub(1).filter(|last| *last > 0);

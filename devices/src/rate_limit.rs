@@ -3,8 +3,8 @@
 //! Rate limits of requests. The limits are token buckets, which queues of one or several devices can share.
 //!
 //! A bucket holds tokens, one per byte or per request, and regains them at a fixed rate until it is full. A request passes if at least one
-//! token is left. It then takes one token, or as many tokens as it has bytes. If too few tokens are left, the bucket goes into debt, and
-//! all further requests wait until the debt is paid. This scheme has three advantages:
+//! token is left. The request then takes one token, or one token for each of its bytes. If too few tokens are left, the bucket goes into
+//! debt, and all further requests wait until the debt is paid. This scheme has three advantages:
 //!
 //! - A request that is larger than the bucket also passes.
 //! - The average rate is exact.

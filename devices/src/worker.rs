@@ -146,8 +146,8 @@ impl<T: Task> Worker<T> {
                 let work = AssertUnwindSafe(|| work(&of_thread, &task_of_thread, &doorbell));
                 if begun.and_then(|()| catch_unwind(work)).is_err() {
                     lock(&task_of_thread).panicked();
-                    // Abandon the task on this thread, because the thread that drops it may not be allowed to make the necessary system
-                    // calls.
+                    // Abandon the task on this thread, because the system call filter of the thread that drops the task may forbid the
+                    // necessary calls.
                     let _ = catch_unwind(AssertUnwindSafe(|| lock(&task_of_thread).abandon()));
                 }
                 of_thread.handshake.end();

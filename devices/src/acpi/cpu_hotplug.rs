@@ -135,8 +135,8 @@ impl CpuHotplug {
         std::mem::take(&mut lock(&self.inner).gone)
     }
 
-    /// Resets the registers for a guest that boots. The guest finds the wanted processors at boot, so no processor is reported as added. No
-    /// guest holds the other processors any more, so they leave. Call this function while all vCPUs are stopped.
+    /// Resets the registers for a guest that boots. The guest finds the wanted processors at boot, so no processor is reported as added.
+    /// All other processors leave, because no guest uses them any more. Call this function while all vCPUs are stopped.
     pub fn reset(&self) {
         let mut inner = lock(&self.inner);
         let Inner { state, gone } = &mut *inner;

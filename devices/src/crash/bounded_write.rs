@@ -14,8 +14,8 @@ pub(crate) const STEPS: u32 = 10;
 /// Maximum time of one wait.
 const STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Writes as many of `bytes` to `file` as its reader takes. `steps` is the number of waits that may still fail. Each failed wait decrements
-/// `steps`.
+/// Writes `bytes` to `file`, or only the first bytes if the reader of `file` is too slow. `steps` is the number of waits that may still
+/// fail. Each failed wait decrements `steps`.
 pub(crate) fn write(file: &impl AsFd, bytes: &[u8], steps: &mut u32) {
     write_with(file, bytes, steps, || {
         poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&STEP)).is_ok_and(|ready| ready > 0)

@@ -19,8 +19,8 @@ pub(crate) fn table_limits() -> MapperLimits {
     MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=(1 << 48) - 1], max_mappings: None }
 }
 
-/// Table that a mapper fills. When the mapper is dropped, the endpoint is gone, and the table is cleared so that the device can no longer
-/// access memory.
+/// Table that a mapper fills. The mapper is dropped when its endpoint is removed. The table is then cleared, so that the device can no
+/// longer access memory.
 pub(crate) struct MapperTable(pub(crate) Arc<DmaTable>);
 
 impl Deref for MapperTable {

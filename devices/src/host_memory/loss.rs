@@ -131,8 +131,8 @@ fn first_hole(file: &File, start: u64) -> Option<u64> {
     seek(file, SeekFrom::Hole(start)).ok()?.checked_sub(start)
 }
 
-/// True if the file has fewer blocks of 512 bytes than its length needs. `File::metadata` would use `statx`, which most threads may
-/// not call.
+/// True if the file has fewer blocks of 512 bytes than its length needs. `File::metadata` would use `statx`, which the system call filters
+/// of most threads forbid.
 fn has_fewer_blocks(file: &File) -> bool {
     fstat(file).is_ok_and(|stat| stat.st_blocks.saturating_mul(512) < stat.st_size)
 }

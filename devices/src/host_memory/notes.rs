@@ -83,8 +83,8 @@ pub(super) fn leave(address: usize, cause: Cause, is_stuck: bool) {
     wake::wake();
 }
 
-/// Reports that a device's system call on these ranges of guest memory failed with `errno`. If guest memory is lost, leaves a note for
-/// the thread that takes notes, which stops the VM.
+/// Reports that a device's system call on these ranges of guest memory failed with `errno`. If guest memory is lost, leaves a note. The
+/// thread that takes the note stops the VM.
 pub fn report_io(errno: i32, ranges: impl Iterator<Item = HostRange>, kernel_writes: bool) {
     let cause = match errno {
         libc::EFAULT => Cause::Missing,

@@ -3,8 +3,8 @@
 //! SIGBUS: the kernel's signal that a page of a mapping is lost.
 //!
 //! Devices access guest memory by copies in many places, and these copies cannot return an error. So a thread that touches a lost page of
-//! guest memory never returns from the handler, because it would continue with bytes that the guest never wrote. The handler leaves a note
-//! with `is_stuck`. The thread that takes this note ends the process, and reports the reason.
+//! guest memory never returns from the handler. Otherwise the thread would continue with bytes that the guest never wrote. The handler
+//! leaves a note with `is_stuck`. The thread that takes this note ends the process, and reports the reason.
 //!
 //! In two cases, SIGBUS reports a lost page that the thread itself does not access. In these cases the handler returns:
 //!

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Descriptors that the process inherited when it was started: of KVM, IOMMUFD, VFIO devices, tap interfaces, files and sockets. The
-//! process uses them instead of opening the same objects. A path `/dev/fd/N` names an inherited file or socket.
+//! process uses these descriptors instead of opening the same objects. A path `/dev/fd/N` names an inherited file or socket.
 //!
 //! Carom determines the kind of a device's descriptor from the device number (`st_rdev`) and sysfs. The path by which it was opened does
 //! not matter.
@@ -63,7 +63,7 @@ pub fn keep(number: i32, fd: OwnedFd) -> io::Result<()> {
     if kind.is_one_of_a_kind() && kept.iter().any(|other| other.kind == kind) {
         return Err(io::Error::other("another inherited descriptor refers to the same device: pass only one of them"));
     }
-    // An earlier descriptor with this number may have been handed over to its only user, which has closed it.
+    // The number may be reused: an earlier descriptor with this number was handed over to its only user, which has closed the descriptor.
     kept.retain(|other| other.number != number || other.file.is_some());
     kept.push(Kept { number, file: Some(file), kind, in_use: Weak::new() });
     Ok(())
@@ -87,7 +87,8 @@ pub(crate) fn iommufd() -> Option<io::Result<File>> {
 }
 
 /// Returns the descriptor of VFIO's character device for a function, if one was kept. `function` is the function's directory in sysfs,
-/// without symbolic links. The descriptor is given out only once, because the kernel binds it to an IOMMUFD until it is closed.
+/// without symbolic links. The descriptor is given out only once, because the kernel binds the descriptor to an IOMMUFD until the
+/// descriptor is closed.
 pub(crate) fn vfio_device(function: &Path) -> Option<File> {
     let mut kept = lock(&KEPT);
     let place = kept.iter().position(|kept| matches!(&kept.kind, Kind::VfioDevice(of) if of == function))?;

@@ -62,9 +62,9 @@ const AFTERNOON: u8 = 1 << 7;
 /// Register D bit: memory and time are valid.
 const D_VALID: u8 = 1 << 7;
 
-/// Time for which the clock stands still after a read of register A. A driver first reads in register A that no update is in progress. It
-/// then reads field after field, and must not see the old minute with the new second. A real clock guarantees that no update follows within
-/// 244 µs, but exits on a busy host can take longer.
+/// Time for which the clock shows the same time after a read of register A. A driver first reads in register A that no update is in
+/// progress. It then reads field after field, and must not see the old minute with the new second. A real clock guarantees that no update
+/// follows within 244 µs, but exits on a busy host can take longer.
 const HOLD_TIME: Duration = Duration::from_millis(50);
 
 /// Kind and version of the saved state.

@@ -104,7 +104,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Adds a base address register. The command bit that enables its decoding becomes writable.
+    /// Adds a base address register. The command bit that enables decoding of this BAR becomes writable.
     ///
     /// # Panics
     /// If the register is already in use, or the size is too small or not a power of two. Only a bug of the device's code causes this.

@@ -117,8 +117,8 @@ impl HotplugRegisters {
         (0..).zip(lock(&self.states).iter_mut()).flat_map(of_segment).collect()
     }
 
-    /// Resets the registers to their values at power-on. No guest holds the devices that must be removed any more, so they leave the bus.
-    /// Call this function while all vCPUs are stopped.
+    /// Resets the registers to their values at power-on. All devices that must be removed leave the bus, because no guest uses them any
+    /// more. Call this function while all vCPUs are stopped.
     pub fn reset(&self) {
         let mut states = lock(&self.states);
         for (segment, state) in (0..).zip(states.iter_mut()) {

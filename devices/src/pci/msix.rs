@@ -111,8 +111,8 @@ impl MsixTable {
     /// Handles the guest's write to the message control register. Only the enable and function mask bits count.
     ///
     /// # Errors
-    /// The error names the first vector that the interrupt controller rejects. All vectors that it accepts have their routes. The next
-    /// change tries the rejected vectors again. All functions that change routes return errors in this way.
+    /// The error names the first vector that the interrupt controller rejects. All vectors that the controller accepts have their routes.
+    /// The next change tries the rejected vectors again. All functions that change routes return errors in this way.
     pub fn set_control(&mut self, control: u16) -> Result<(), MsixError> {
         self.control = control & (CONTROL_ENABLE | CONTROL_FUNCTION_MASK);
         self.apply_all()
@@ -182,8 +182,8 @@ impl MsixTable {
         events.filter(|(_, event)| has_fired(event)).fold(0, |bits, (bit, _)| bits | 1 << bit)
     }
 
-    /// Raises `vector` on behalf of the VMM. If the vector is masked, raises it once it is unmasked. Does nothing if the vector does not
-    /// exist, or if MSI-X is off.
+    /// Raises `vector` on behalf of the VMM. If the vector is masked, raises the vector after the guest unmasks it. Does nothing if the
+    /// vector does not exist, or if MSI-X is off.
     pub fn trigger(&mut self, vector: u16) -> io::Result<()> {
         let index = usize::from(vector);
         let Some(entry) = self.entries.get(index) else { return Ok(()) };

@@ -140,8 +140,8 @@ impl Reclaim {
         done
     }
 
-    /// Counts a pin or an unpin of `len` bytes at `address` of this process. For a pin (`pin` is true), call this before the pages are
-    /// pinned. For an unpin, call it after they are unpinned. Ignores memory that is not RAM.
+    /// Counts a pin or an unpin of `len` bytes at `address` of this process. For a pin (`pin` is true), call this function before the pages
+    /// are pinned. For an unpin, call this function after the pages are unpinned. Ignores memory that is not RAM.
     fn count(&self, address: usize, len: u64, pin: bool) {
         let mut pinned = lock(&self.pinned);
         let of = |region: &RamRegion| address.checked_sub(region.as_ptr() as usize).map(|offset| offset as u64);

@@ -45,7 +45,7 @@ pub fn no_files() -> Result<RulesetCreated, RulesetError> {
         .handle_access(known_accesses())?
         .scope(scopes(Erratum::current()))?
         .create()
-        // Do not set `no_new_privs` again. The process set it at its start, and this thread's filter may deny the call.
+        // Do not set `no_new_privs` again. The process set `no_new_privs` at its start, and this thread's filter possibly denies the call.
         .map(|rules| rules.no_new_privs(false))
 }
 

@@ -3,7 +3,7 @@
 //! BPF program of a filter.
 //!
 //! The programs of `seccompiler` compare a call with each call that has rules, one after another. Such programs are expensive to install.
-//! When a thread installs a filter, the kernel compiles it, and runs it for each call number that no earlier filter stops
+//! When a thread installs a filter, the kernel compiles the filter, and runs the filter for each call number that no earlier filter stops
 //! (`seccomp_cache_prepare()` of kernel/seccomp.c). So the program of this module finds a call by binary search. It loads each argument
 //! only once, and compares the argument with all allowed values.
 
@@ -94,7 +94,7 @@ fn compare(alternatives: &[Vec<Argument>], other: u32) -> BpfProgram {
     program
 }
 
-/// Returns instructions that check a condition. If it does not hold, they skip the `skip` instructions after this check.
+/// Returns instructions that check a condition. If the condition does not hold, the check skips the next `skip` instructions.
 fn check(condition: Argument, skip: usize) -> BpfProgram {
     let equals = |value, after: usize| jump(JUMP_IF_EQUAL, value, 0, short(skip + after));
     match condition {

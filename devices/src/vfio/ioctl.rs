@@ -53,7 +53,7 @@ pub(in crate::vfio) fn map_dma(
     let request = vfio_iommu_type1_dma_map {
         argsz: argsz::<vfio_iommu_type1_dma_map>(),
         flags,
-        // Only the kernel gets the address, and it pins the pages at this address.
+        // Only the kernel uses the address, to pin the pages at this address.
         vaddr: memory.ptr_guard_mut().as_ptr() as u64,
         iova,
         size: memory.len() as u64,

@@ -31,8 +31,8 @@ pub const READER_ROLE: ThreadRole = ThreadRole { name: "window-reader", calls: &
 /// Size of a huge page in bytes.
 pub(super) const HUGE_PAGE: u64 = 2 << 20;
 
-/// Memory of a chunk: zeroed, completely allocated, and sealed so that no other process can resize it. The host gets the memory back when
-/// the last descriptor and mapping are gone.
+/// Memory of a chunk: zeroed, completely allocated, and sealed so that no other process can resize it. The host gets the memory back after
+/// the last descriptor is closed and the last mapping is removed.
 #[derive(Debug)]
 pub(super) struct Chunk {
     file: OwnedFd,
@@ -68,7 +68,7 @@ impl Chunk {
         }
         // Signals kick vCPU threads out of the guest. They can also interrupt an allocation.
         retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, size))?;
-        // `hand_out` adds F_SEAL_SEAL later, because its permissions determine the other seals.
+        // `hand_out` adds F_SEAL_SEAL later, because its argument `permissions` determines the other seals.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
         Ok(Self { file, is_huge: huge, handed_out: false })
     }

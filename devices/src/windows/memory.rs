@@ -186,7 +186,7 @@ impl WindowMemory {
     }
 
     /// Returns a file descriptor of a backed chunk for another process that does DMA. The descriptor allows exactly the accesses in
-    /// `permissions`. After this, the chunk is never parked or reused. When it is released, its memory is freed.
+    /// `permissions`. After this, the chunk is never parked or reused. When the chunk is released, its memory is freed.
     ///
     /// Returns `None` if no such descriptor is possible: see [`Chunk::hand_out`].
     ///

@@ -11,9 +11,9 @@
 //!   keeps the chunk mapped. The same endpoint gets the chunk back later. A chunk is never parked if another process has its file, such as
 //!   a vfio-user or vhost-user server.
 //!
-//! Each place has its own memory slot, through which the guest sees it. The slot is created when the place is first backed. It normally
-//! stays for ever, because the removal of a slot is expensive for the whole VM. If a place was never backed, guest accesses exit to the
-//! VMM: reads return zero and writes have no effect.
+//! Each place has its own memory slot, which makes the place visible to the guest. The slot is created when the place is first backed. It
+//! normally stays for ever, because the removal of a slot is expensive for the whole VM. If a place was never backed, guest accesses exit
+//! to the VMM: reads return zero and writes have no effect.
 //!
 //! Allocating and zeroing memory takes long, and the guest would wait for this with interrupts off. So a background thread keeps a small
 //! stash of chunks ready while the driver uses windows. Chunks that are stashed, being allocated or being dropped also count against the

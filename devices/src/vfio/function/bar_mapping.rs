@@ -36,7 +36,8 @@ impl BarMapping {
 
 impl Drop for BarMapping {
     fn drop(&mut self) {
-        // SAFETY: The range was mapped by `new`. Nothing uses it any more, because every memory slot holds a reference to its mapping.
+        // SAFETY: The range was mapped by `new`. Nothing uses the range any more, because every memory slot holds a reference to its
+        // mapping.
         if unsafe { libc::munmap(self.range.address as *mut libc::c_void, self.range.len) } != 0 {
             error!("VFIO: cannot unmap part of a BAR from this process: {}", io::Error::last_os_error());
         }

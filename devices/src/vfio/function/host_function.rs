@@ -36,7 +36,7 @@ pub(crate) struct Region {
 /// Kind of interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IrqKind {
-    /// INTx. The host masks it each time it occurs ([`HostFunction::unmask_intx_by`]).
+    /// INTx. Each time INTx occurs, the host masks it ([`HostFunction::unmask_intx_by`]).
     Intx,
     /// MSI.
     Msi,

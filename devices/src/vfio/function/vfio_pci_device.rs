@@ -83,7 +83,7 @@ pub struct VfioPciDevice {
     watch: Mutex<Option<HostWatch>>,
     /// True if the last reset failed because the host held the device.
     held: AtomicBool,
-    /// True if the host has asked this process to close the device, in order to unbind it from its host driver.
+    /// True if the host wants to unbind the device from its host driver, and has asked this process to close the device.
     requested: Arc<AtomicBool>,
     // The mappings of the BARs keep the device open, so they are dropped before `host`.
     bars: Vec<HostBar>,
@@ -396,8 +396,8 @@ impl PciDevice for VfioPciDevice {
 
     /// Resets the function. The host may hold the function, so that it cannot be reset now:
     ///
-    /// - If the host is taking the function back, it holds the function until this process closes it. The reset then returns
-    ///   success, because the guest loses the function anyway and the VM continues.
+    /// - If the host is taking the function back, the host holds the function until this process closes the function. The reset then
+    ///   returns success, because the guest loses the function anyway and the VM continues.
     /// - In any other case the host holds the function only for a moment, so the reset is tried again.
     fn reset(&self) -> io::Result<()> {
         let since = Instant::now();

@@ -15,7 +15,7 @@ use crate::vfio::ioctl;
 
 /// Host I/O address space: the memory that the attached devices can access. Clones refer to the same address space.
 ///
-/// A new address space is empty. A mapping lasts until it is unmapped, or until the last clone and the last device are gone.
+/// A new address space is empty. A mapping lasts until it is unmapped, or until the last clone is dropped and the last device is closed.
 #[derive(Clone)]
 pub enum DmaSpace {
     /// A container of VFIO's type 1 back end.

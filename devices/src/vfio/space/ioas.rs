@@ -37,8 +37,8 @@ pub(crate) fn map(
         size: size_field::<iommu_ioas_map>(),
         flags,
         ioas_id: ioas.ioas().id(),
-        // Only the kernel gets the address, and it pins the pages at this address. The memory is a `VolatileSlice`, so nothing in this
-        // process relies on its contents, which the device may change.
+        // Only the kernel uses the address, to pin the pages at this address. The memory is a `VolatileSlice`, so nothing in this process
+        // relies on its contents, which the device may change.
         user_va: memory.ptr_guard_mut().as_ptr() as u64,
         length: memory.len() as u64,
         iova,

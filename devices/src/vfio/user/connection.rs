@@ -43,8 +43,8 @@ pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 /// Budget of a server: the total time that it may delay other threads before the connection ends. It is 3/2 of the connection's time limit
 /// (numerator and denominator). The budget slowly regains used time.
 const BUDGET: (u32, u32) = (3, 2);
-/// Divisor of the connection's time limit. An answer within 1/50 of this limit is not charged to the budget, because a busy host may not
-/// run a server immediately.
+/// Divisor of the connection's time limit. An answer within 1/50 of this limit is not charged to the budget, because a busy host can delay
+/// a server.
 const FREE: u32 = 50;
 /// Maximum number of descriptors in one message.
 pub(super) const MOST_DESCRIPTORS: usize = 32;

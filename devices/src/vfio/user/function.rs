@@ -22,7 +22,7 @@ use crate::vfio::space::Attachable;
 use crate::vfio::space::DmaSpace;
 
 /// Server's device, accessed through a [`Client`]. If the server rejects a read, the data is all ones. If the server rejects a write,
-/// nothing happens. After the server is gone, all reads give ones and all writes do nothing. These accesses are not logged.
+/// nothing happens. After the server is gone, all reads return ones and all writes do nothing. These accesses are not logged.
 pub(super) struct UserFunction {
     client: Arc<Client>,
     description: Description,

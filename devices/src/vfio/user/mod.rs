@@ -3,8 +3,8 @@
 //! vfio-user: devices that another process of the host emulates. Carom does not trust this other process.
 //!
 //! The other process is called the *server*, and Carom connects to it by a socket. The server's device is a
-//! [`HostFunction`](super::function::HostFunction), like the devices of VFIO, so the same PCI front end serves them. Behind the virtual
-//! IOMMU the device can access only memory that the guest maps ([`UserMapper`]). Without a virtual IOMMU it can access all guest RAM.
+//! [`HostFunction`](super::function::HostFunction), so the PCI front end for VFIO devices also serves this device. Behind the virtual IOMMU
+//! the device can access only memory that the guest maps ([`UserMapper`]). Without a virtual IOMMU it can access all guest RAM.
 
 mod client;
 mod connection;

@@ -29,8 +29,8 @@ const LAST_IOVA: u64 = (1 << 48) - 1;
 /// Mapper for the device of one server. The mapper grants exactly the permissions that the caller asks for.
 ///
 /// An UNMAP of whole mappings succeeds whatever the server answers, because Carom rejects all later accesses to the range. If a server
-/// rejects DMA_UNMAP, Carom ends the connection to this server. When a server is gone, mappings are only kept in the table. The other
-/// devices of the domain continue.
+/// rejects DMA_UNMAP, Carom ends the connection to this server. After the connection has ended, Carom records mappings only in the table,
+/// and does not announce them. The other devices of the domain continue.
 pub struct UserMapper {
     /// The table is the first field. So the table is cleared before the client is dropped.
     table: MapperTable,
