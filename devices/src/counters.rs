@@ -20,8 +20,8 @@ pub(crate) fn count(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }
 
-/// Defines the counters of a device by name and help. Generates two structures. The first structure holds values of the counters at one
-/// moment. The device's threads update the second structure, `Counts`.
+/// Defines the counters of a device from their names and help texts. Generates two structures. The first structure holds values of the
+/// counters at one moment. The device's threads update the second structure, `Counts`.
 macro_rules! counters {
     ($(#[$about:meta])* $values:ident { $($name:ident: $help:literal,)* }) => {
         $(#[$about])*

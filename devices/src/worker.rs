@@ -381,7 +381,7 @@ mod tests {
         assert_eq!(woken(), Rung { wake: false, doorbell: true });
         orders.give(Order::Pause);
         assert_eq!(woken(), Rung { wake: true, doorbell: true });
-        // A task without a source file.
+        // This task waits for a source, but has no source file.
         let (worker, _doorbell, receiver) = start(false, None, Wait::Source);
         assert_eq!(receiver.recv(), Ok(1));
         drop(worker);

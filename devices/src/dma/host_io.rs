@@ -63,7 +63,7 @@ pub(super) struct Running {
 
 /// Way to wait for the end of operations. Tests replace it to count the waits.
 pub(super) trait Waiter: Send + Sync {
-    /// Waits until an operation ends, for at most `most`. Returns the time of the wait.
+    /// Waits until an operation ends, but not longer than `most`. Returns the duration of the wait.
     fn wait<'r>(
         &self,
         running: MutexGuard<'r, Running>,

@@ -45,7 +45,7 @@ struct Entry {
     permissions: Permissions,
 }
 
-/// Whole mapping.
+/// Mapping with its first IOVA, for a caller that sends the mapping to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
     /// First IOVA.

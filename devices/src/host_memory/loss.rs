@@ -84,8 +84,8 @@ pub fn missing_memory() -> Option<String> {
     lacking.then(|| Loss { address: None, gpa: None, cause: Cause::Missing }.explain())
 }
 
-/// Returns one line for the user if the file of a region was truncated, so that guest data is lost. Ignores holes that cannot be filled
-/// now, if the file is not truncated.
+/// Returns one line for the user if the file of a region was truncated, so that guest data is lost. A hole in a file that is not truncated
+/// does not count, even if the host cannot fill the hole now.
 pub fn truncated_memory() -> Option<String> {
     let truncated =
         regions::with_all(|all| all.iter().any(|region| lacks_its_last_page(region) && has_short_file(region)));

@@ -445,7 +445,7 @@ mod tests {
         bank.write(EJECT, &(1u32 << 2).to_le_bytes());
         assert_eq!(rig.registers.take_gone(), [place]);
         assert_eq!(rig.on_bus(), [2]);
-        // A segment that does not exist.
+        // Segment 2 does not exist.
         let mut data = [0xff; 4];
         rig.bank(2).read(CAME, &mut data);
         rig.bank(2).write(EJECT, &[0xff; 4]);

@@ -105,7 +105,7 @@ pub const COMMON: &[Call] = &[
     // A signal handler can run on any thread. It sends on a socket to notify the thread that handles signals.
     Where(libc::SYS_sendto, &[Null(4)]),
     With(libc::SYS_prctl, 0, libc::PR_SET_NAME.cast_unsigned()),
-    // For crash reports.
+    // Read the thread's name for a crash report.
     With(libc::SYS_prctl, 0, libc::PR_GET_NAME.cast_unsigned()),
     Any(libc::SYS_exit),
     Any(libc::SYS_exit_group),

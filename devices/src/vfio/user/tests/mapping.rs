@@ -179,7 +179,7 @@ fn chunks_carry_their_own_descriptors_and_permissions() {
     assert!(rig.write(0x2000, &[3; 4]) && !rig.write(0x1000, &[3; 4]));
     assert_eq!(rig.read(0x2000, 4), None);
     assert_eq!(store.memory(chunks[2]).unwrap().read_obj::<u8>(3).unwrap(), 3);
-    // A chunk whose descriptor the server got cannot be parked, because no other driver may get it.
+    // If the server has a descriptor of a chunk, the chunk cannot be parked, because no other driver may get this chunk.
     assert!(store.park(chunks[0]).is_err() && store.park(chunks[1]).is_err());
     assert!(store.park(chunks[2]).is_ok());
     rig.mapper.unmap(0, 4096).unwrap();
