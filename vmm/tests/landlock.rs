@@ -374,7 +374,7 @@ fn snapshot_whose_ram_links_beyond_the_limits_is_refused() {
     symlink(&secret, &ram).unwrap();
     let carom = start(dir, RULES);
     let (status, answer) = restore(dir, &config);
-    let expected = format!("source_url: {}{BEYOND}r)", ram.display());
+    let expected = format!("source_url: {}{BEYOND}r", ram.display());
     assert_eq!((status, answer), (400, json!([expected])));
     drop(carom);
 
@@ -405,7 +405,7 @@ fn restored_vm_of_the_command_line_names_no_file_beyond_it() {
     fs::write(dir.join("allowed/snapshot/config.json"), saved.to_string()).unwrap();
     let output = command(dir, &options).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
-    let expected = format!("carom: --rng {}{BEYOND}r)\n", dir.join("outside").display());
+    let expected = format!("carom: --rng {}{BEYOND}r\n", dir.join("outside").display());
     assert_eq!((output.status.code(), text), (Some(2), expected));
 }
 

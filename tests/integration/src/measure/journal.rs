@@ -255,7 +255,7 @@ mod tests {
         assert!(ended::<Plain>("{\"Begin\":\"a\"}\n{\"Begin\":\"a\"}\n").is_empty());
         let samples: Vec<Plain> = ended("{\"Begin\":\"a\"}\n{\"Begin\":\"a\"}\n{\"Begin\":\"a\"}\n{\"Beg");
         assert_eq!(samples.len(), 1);
-        assert!(samples[0].result.as_ref().unwrap_err().contains("3 times"));
+        assert!(samples[0].result.as_ref().unwrap_err().contains("3 attempts"));
     }
 
     #[test]
