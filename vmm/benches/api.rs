@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Response times of the API, without KVM. The benchmark measures a `carom` process without a guest. It also measures the server and
-//! the control thread in this process, with a null guest. The driver of the null guest is idle, or maps and unmaps as fast as exits
-//! allow. The mappings have no effect on the host.
+//! Response times of the API, without KVM. The benchmark measures a `carom` process without a guest. It also measures the server and the
+//! control thread in this process, with a null guest: a VM without vCPUs whose IOMMU has a driver. This driver is idle, or maps and unmaps
+//! as fast as VM exits would allow. The mappings have no effect on the host.
 //!
-//! In the same run, [`Echo`] repeats a stored answer of the API's server. Its times show the share of the host, without Carom's work.
+//! In the same run, [`Echo`] repeats a stored answer of the API's server. Its response times contain only the host's share, without Carom's
+//! work.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 
@@ -373,8 +374,8 @@ fn show(head: &str, who: &str, pause: Duration, mut times: Vec<Duration>, whole:
     println!("  {name:9} {who:14} {pace:13} p50 {}  p99 {}  p99.9 {}  {rate:7.0}/s", at(500), at(990), at(999));
 }
 
-/// Like [`measure`], but one thread has [`CLIENTS`] connections, as in load generators. So no other client threads compete with the
-/// server for the cores.
+/// Like [`measure`], but a single client thread has [`CLIENTS`] connections, as a load generator has. So the server does not compete with
+/// many client threads for the cores.
 fn measure_connections(socket: &Path, head: &str, requests: usize, pause: Duration) {
     let request = format!("{head} HTTP/1.1\r\nHost: x\r\n\r\n");
     let start = Instant::now();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Measures reads of 4 KiB from an emulated disk. A guest without an operating system makes one read at a time, then 64 at a time.
-//! The image is in the host's RAM, so only the VMM takes time. `CAROM_DISK` contains further options of the disk.
+//! Measures reads of 4 KiB from an emulated disk. A guest without an operating system makes one read at a time, then 64 at a time. The
+//! image is in the host's RAM, so the measured time is spent in the VMM, not in a storage device. `CAROM_DISK` contains further parts of
+//! the `--disk` option.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 

@@ -33,12 +33,12 @@ pub trait SlotMemory: Send + Sync {
 /// Device in the memory space.
 struct MemoryClaim {
     device: Arc<dyn BusDevice>,
-    /// Result of [`BusDevice::is_memory`], cached so that an access does not call the device for it.
+    /// Result of [`BusDevice::is_memory`], cached so that an access need not call this method.
     is_memory: bool,
 }
 
-/// Ranges of the port space and the memory space, with their devices. A look-up takes O(log n) and a shared lock. The lock is released
-/// before the device is called, so that a device may change the map during an access.
+/// Ranges of the port space and the memory space, with their devices. A look-up takes O(log n) time and holds a shared lock. The lock is
+/// released before the device is called, so that a device may change the map during an access.
 #[derive(Default)]
 pub struct IoMap {
     ports: RwLock<Bus<PioAddress, Arc<dyn BusDevice>>>,
@@ -54,8 +54,8 @@ impl IoMap {
         self.slots.get_or_init(|| slots);
     }
 
-    /// Reads from the memory space. If no device has registers at `address`, tries to read guest memory before it looks for a device that
-    /// is memory.
+    /// Reads from the memory space. If no device has registers at `address`, tries guest memory next, and last a device whose range is
+    /// memory.
     ///
     /// # Errors
     /// A page of guest memory is lost.
@@ -71,8 +71,8 @@ impl IoMap {
         Ok(())
     }
 
-    /// Writes to the memory space. If no device has registers at `address`, tries to write guest memory before it looks for a device that
-    /// is memory.
+    /// Writes to the memory space. If no device has registers at `address`, tries guest memory next, and last a device whose range is
+    /// memory.
     ///
     /// # Errors
     /// A page of guest memory is lost.
@@ -132,7 +132,7 @@ impl IoMap {
         }
     }
 
-    /// Returns the offset, the device, and true if the device is memory.
+    /// Finds the device whose range contains an access. Returns the offset in the range, the device, and true if the range is memory.
     fn find_memory(&self, address: u64, len: usize) -> Option<(u64, Arc<dyn BusDevice>, bool)> {
         let bus = self.memory.read().unwrap_or_else(PoisonError::into_inner);
         let (range, claim) = bus.check_access(MmioAddress(address), len).ok()?;

@@ -29,7 +29,7 @@ pub struct PartCounters {
 }
 
 /// VM as the control thread uses it: the real VM, or a VM without a guest in tests. The default methods behave like a machine without
-/// devices. The number of vCPUs and the size of RAM of this machine are fixed.
+/// devices, whose number of vCPUs and size of RAM are fixed.
 pub trait Machine: Sized + Send + 'static {
     /// Builds a VM with its vCPUs stopped. If the guest asks for a reset or a power-off, the VM leaves a note in `mailbox`. The VM
     /// writes the guest's actions on devices to `monitor`.

@@ -42,7 +42,7 @@ fn crash_report_lists_disk_requests_without_their_data() {
         let counters = &call(dir, "GET", "vm.counters", None).1["victim"];
         counters["read_ops"] == 1 && counters["write_ops"] == 1
     });
-    // A counted request may not be complete yet. A pause of the VM waits until it is complete.
+    // A counted request may not be complete yet. `vm.pause` waits until the request is complete.
     put(dir, "vm.pause", None);
     assert!(fs::read(&image).unwrap()[5 * SECTOR as usize..].starts_with(SECRET));
 

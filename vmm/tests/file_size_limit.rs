@@ -152,10 +152,12 @@ fn make_qcow2(path: &Path) -> u64 {
     let file = File::create_new(path).unwrap();
     file.set_len(4 * CLUSTER).unwrap();
     let mut header = b"QFI\xfb".to_vec();
-    // Version, no backing file, bits of a cluster, bytes of the disk, no encryption, L1 entries.
+    // Header fields: version, no backing file, size of a cluster as a power of 2, size of the disk in bytes, no encryption, number of L1
+    // entries.
     [3u32, 0, 0, 0, 16, 0, 1 << 20, 0, 1].iter().for_each(|word| header.extend(word.to_be_bytes()));
     [3 * CLUSTER, CLUSTER].iter().for_each(|place| header.extend(place.to_be_bytes()));
-    // Clusters of the reference table, no snapshots, no features, 16-bit reference counts, bytes of the header.
+    // More header fields: number of clusters of the reference table, no snapshots, no features, 16-bit reference counts, length of the
+    // header in bytes.
     [1u32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 104].iter().for_each(|word| header.extend(word.to_be_bytes()));
     file.write_all_at(&header, 0).unwrap();
     file.write_all_at(&(2 * CLUSTER).to_be_bytes(), CLUSTER).unwrap();

@@ -62,7 +62,7 @@ fn guest_resets_in_a_loop_are_slowed_down_and_calls_served() {
     assert!(start.elapsed() >= SLOWED, "{} resets in {:?}", count(dir, "rebooted"), start.elapsed());
     let sizes = ["log", "events"].map(|name| size(&dir.join(name)));
     assert!(sizes.iter().all(|size| *size < 64 << 10), "{sizes:?}");
-    // Clients' calls work while a reset waits.
+    // API calls succeed while a reset of the guest is delayed.
     ["vm.pause", "vm.resume", "vm.reboot", "vm.shutdown"].iter().for_each(|name| put(dir, name, None));
 }
 

@@ -168,7 +168,7 @@ fn failing_host_call_is_reported_or_does_not_matter() {
     assert!(runs + 2 >= faults.len(), "strace made only {runs} calls fail");
 }
 
-/// Returns the position of the call with `text` among its thread's calls in the trace of the last run.
+/// Finds the first line with `text` in the trace of the last run. Returns the position of this call among the calls of its thread.
 fn number_of(dir: &Path, text: &str) -> usize {
     let trace = fs::read_to_string(dir.join("trace")).unwrap();
     let thread = |line: &str| line.split_whitespace().next().map(String::from);

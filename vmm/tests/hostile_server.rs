@@ -48,7 +48,7 @@ const REGION_WRITE: u16 = 10;
 const DMA_READ: u16 = 11;
 const DMA_WRITE: u16 = 12;
 const RESET: u16 = 13;
-/// Flags of a message: it is a reply, its receiver must not reply, it reports an error.
+/// Flags of a message: reply, reply not allowed, error.
 const ANSWER: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;

@@ -489,8 +489,8 @@ fn files_of_the_parent_are_used_by_their_descriptors() {
     carom.ended();
 }
 
-/// The user of the program may not open KVM or the disk, and cannot find the disk. With descriptors of KVM and the disk, this user can
-/// run a VM.
+/// The program's user has no permission to open KVM and the disk for writing, and the disk's file is removed from its directory. With
+/// descriptors of KVM and the disk, this user can run a VM.
 #[test]
 fn vm_of_inherited_descriptors_needs_no_file_permissions() {
     let Some(files) = files() else { return };

@@ -37,8 +37,8 @@ use program::has_kvm;
 const HUNG: Duration = Duration::from_secs(300);
 const IMAGE_BYTES: u64 = 1 << 20;
 
-/// Lock that lets only one test run at a time. A process that another test starts would have this test's descriptors until it calls
-/// execve(2).
+/// Lock that lets only one test run at a time. A process that another test starts has this test's descriptors until it calls execve(2), and
+/// could keep a file in use.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Directory with the guest.

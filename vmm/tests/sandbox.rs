@@ -35,7 +35,7 @@ const OTHER: &str = "CAROM_TEST_OTHER";
 /// Variable with the index of the foreign call to make. Without this variable, all calls are made.
 const FOREIGN: &str = "CAROM_TEST_FOREIGN";
 
-/// Name of the role of the thread that starts the others.
+/// Role of the thread that starts the other threads.
 const STARTER: &str = "threads";
 
 /// Runs `work` in a thread of `role`, in a process whose calls are filtered.
@@ -93,8 +93,8 @@ fn process_with_a_thread_of_a_role() {
     sandbox::start(role, "test".into(), work).unwrap().join().unwrap();
 }
 
-/// Makes the thread that starts others do `work`. That thread runs no work of its own. But if it cannot start a thread, it drops the
-/// thread's closure, and dropping this closure runs `work`.
+/// Runs `work` in the thread that starts the other threads. This thread only starts threads. But if it cannot start one, it drops the
+/// closure of that thread. Here, dropping the closure runs `work`.
 fn in_starter(work: fn()) {
     struct AtItsEnd(fn());
     impl Drop for AtItsEnd {
@@ -195,7 +195,7 @@ fn ordinary() {
     let panicked =
         std::panic::catch_unwind(|| assert!(std::time::Instant::now().elapsed().is_zero(), "{}", many.len()));
     drop(many);
-    // The thread that starts the others cannot start one here: it would wait for itself.
+    // The thread that starts the other threads cannot start a thread here, because it would wait for itself.
     if std::thread::current().name() != Some(STARTER) {
         sandbox::start(rng::ROLE, "another".into(), || eprintln!("another one")).unwrap().join().unwrap();
     }
@@ -241,7 +241,7 @@ fn missing_huge_page_is_named_by_every_role() {
 fn only_roles_that_open_files_can_open_a_file() {
     for role in every_role() {
         let output = run(role, "true", "open");
-        // The thread that starts the others may make the calls of every role.
+        // The thread that starts the other threads may make the calls of every role.
         let opens = [CONTROL.name, windows::READER_ROLE.name, STARTER].contains(&role);
         let expected = if opens { "it was: Ok" } else { "it was: Err(PermissionDenied)" };
         let text = String::from_utf8_lossy(&output.stderr);

@@ -152,7 +152,7 @@ fn read_slowly(mut reader: impl Read, len: usize) -> Vec<u8> {
 fn standard_output_without_a_reader_does_not_delay_the_end() {
     let (mut reader, writer) = small_pipe();
     let Some(mut carom) = Carom::start(WRITE_FOR_EVER, |_| "tty".into(), writer.into(), Stdio::piped()) else { return };
-    // The guest runs, and still writes when the pipe and the queue are full.
+    // After this read, the guest runs. It continues to write when the pipe and the queue are full.
     reader.read_exact(&mut [0]).unwrap();
     carom.loses_output();
 

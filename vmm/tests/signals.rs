@@ -73,7 +73,7 @@ fn each_signal_is_in_one_class() {
         assert_eq!(all & bit(signal), 0, "{signal} twice");
         all | bit(signal)
     });
-    // The C library uses 32 and 33.
+    // The C library uses the signals 32 and 33.
     assert_eq!(!all, bit(32) | bit(33));
 }
 
@@ -95,8 +95,8 @@ fn signals_without_a_meaning_are_ignored() {
 fn ending_signals_end_the_process_cleanly() {
     for signal in ENDING {
         if signal == libc::SIGHUP && is_ignored(libc::SIGHUP) {
-            // This test ignores the signal, as under nohup. Carom inherits this, so the signal
-            // would not end it.
+            // This test process ignores SIGHUP, for example because nohup started it. Carom inherits the ignored
+            // signal, which would then not end Carom.
             continue;
         }
         let dir = tempfile::tempdir().unwrap();

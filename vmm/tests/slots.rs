@@ -72,7 +72,7 @@ fn devices_get_their_configured_slots_and_conflicts_fail() {
     assert_eq!((all(), address(dir, "late")), (wanted.map(String::from), "0000:00:1e.0".into()));
     put(dir, "vm.delete", None);
 
-    // With a virtio-iommu, the slots are divided into slots behind it and other slots.
+    // With a virtio-iommu, some slots are behind the virtio-iommu, and the other slots are not.
     let behind = json!({"payload": {"kernel": dir.join("kernel")}, "memory": {"size": 64 << 20}, "rng": {"iommu": true},
         "disks": [in_slot(disk(dir, "fixed"), 17)]});
     put(dir, "vm.create", Some(&behind));

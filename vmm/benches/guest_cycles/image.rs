@@ -12,14 +12,14 @@ const IMAGE: usize = 32 << 20;
 
 /// Creates a disk image in `dir`, and returns the value of `--disk`. `more` contains further parts of the value.
 ///
-/// The queue's thread runs on the second CPU and the vCPU on the first CPU, so that the scheduler does not move the
-/// threads.
+/// The vCPU runs on the first host CPU and the thread of the disk's queue on the second, so that the scheduler does not
+/// move the threads.
 pub(crate) fn disk(dir: &Path, more: &str) -> String {
     let image = dir.join("image");
     fs::write(&image, vec![1; IMAGE]).unwrap();
     let comma = if more.is_empty() { "" } else { "," };
     let affinity = two_cpus().map_or(String::new(), |[_, cpu]| format!(",queue_affinity=[0@[{cpu}]]"));
-    // Processes can share the lock of a read-only disk. An older build may still hold the lock when the next process
-    // starts.
+    // The disk is read-only, so that processes can share its lock. A process of an older build may still hold the lock
+    // when the next process starts.
     format!("path={},image_type=raw,queue_size=256,readonly=on{affinity}{comma}{more}", image.display())
 }

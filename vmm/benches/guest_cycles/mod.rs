@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Measures the cycles that guests without an operating system print. The guests run alternately with this build of Carom and with another
-//! build.
+//! Runs guests without an operating system, which count the cycles of their operations. The guests run alternately with this build of Carom
+//! and with another build.
 //!
 //! `CAROM_BASE_VMM` names the program of the other build. If it is set, the benchmark prints the ratio of the two builds' times. The ratio
-//! is the median of all rounds, with its 95 % confidence interval. `CAROM_ROUNDS` is the number of rounds. A guest prints lines of two
-//! hexadecimal numbers: the number of simultaneous operations, 1 or 64, and the cycles of [`OPERATIONS`] operations. The guest prints `!`
-//! if an operation fails.
+//! is the median of all rounds, with its 95 % confidence interval. `CAROM_ROUNDS` is the number of rounds. Each line that a guest prints
+//! has two hexadecimal numbers. The first is the depth: the number of simultaneous operations, 1 or 64. The second is the number of cycles
+//! that [`OPERATIONS`] operations took. The guest prints `!` if an operation fails.
 
 use std::env;
 use std::fs;
@@ -20,17 +20,17 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 
 use crate::c_guest;
 
-/// Minimum number of used lines for each depth. The first line of each depth is not used.
+/// Minimum number of lines that are evaluated for each depth. The first line of each depth is not evaluated.
 const LINES: usize = 3;
 /// Maximum number of times that a guest is started for one measurement.
 const TRIES: usize = 3;
 /// Maximum time of each run.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Operations per line.
+/// Number of operations whose cycles a guest prints as one line.
 const OPERATIONS: f64 = 2048.0;
 
 /// Measures the guest in `tests/GUEST`, built with `macros`. `arguments` creates the VM's files in a directory in the host's RAM, and
-/// returns further arguments. `what` describes one operation.
+/// returns further arguments for Carom. `what` describes one operation.
 pub(crate) fn compare(guest: &str, macros: &[&str], what: &str, arguments: impl FnOnce(&Path) -> Vec<String>) {
     // Under `cargo test`, the benchmark only needs to build.
     if !env::args().any(|argument| argument == "--bench") {

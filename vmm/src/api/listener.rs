@@ -16,7 +16,7 @@ pub(super) enum ApiListener {
 }
 
 impl ApiListener {
-    /// Returns the maximum number of connected clients. The number is limited, because each client takes a descriptor. A further client
+    /// Returns the maximum number of connected clients. The number is limited, because each client uses a file descriptor. A further client
     /// gets status 429. Each listener has its own limit, so that network clients cannot lock out clients of the API's socket.
     pub(super) fn places(self) -> usize {
         match self {
@@ -25,8 +25,8 @@ impl ApiListener {
         }
     }
 
-    /// Returns the maximum silence of a client between two requests. API clients may keep a connection for as long as the VM lives.
-    /// Network clients may not keep a silent connection, because they could occupy all places for ever.
+    /// Returns the maximum silence of a client between two requests. API clients may keep a connection for as long as the VM lives. Network
+    /// clients may not keep a silent connection, because silent clients could use up the maximum number of clients for ever.
     pub(super) fn idle_time(self) -> Option<Duration> {
         match self {
             Self::Api => None,

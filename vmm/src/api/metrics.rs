@@ -215,8 +215,8 @@ fn stalls(times: &Histogram) -> MetricFamily {
     histogram("carom_iommu_poll_stall_duration_seconds", help, "thread", &[("iommu_poll", times)])
 }
 
-/// Histogram classes that are rendered: the range of their upper ends in nanoseconds. Other classes are left out, because they
-/// have few samples, and each class would be another time series.
+/// Histogram classes that are rendered: the range of their upper bounds in nanoseconds. Other classes are left out, because they have few
+/// samples, and each class would be another time series.
 const CLASSES: std::ops::RangeInclusive<u64> = 255..=(1 << 30);
 
 /// Returns a metric family with a histogram for each of `named`. The family is built from the crate's protocol types. The crate's
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(value(&format!("{name}_count{{kind=\"map\"}}")), 5.0);
         assert_eq!(value(&format!("{name}_sum{{kind=\"map\"}}")), 5.0030014);
         assert_eq!(value("carom_iommu_host_call_duration_seconds_count{call=\"unmap\"}"), 0.0);
-        // Each kind has the same number of buckets, and the buckets are cumulative.
+        // Each kind of request has the same number of buckets, and the buckets are cumulative.
         let buckets = |kind: &str| {
             let start = format!("{name}_bucket{{kind=\"{kind}\"");
             let lines = text.lines().filter(|line| line.starts_with(&start));

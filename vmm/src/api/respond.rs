@@ -32,7 +32,7 @@ const JSON: &str = "application/json";
 /// Maximum time for a client to send a body.
 const BODY_TIME: Duration = Duration::from_secs(10);
 
-/// Answers a request that arrived at a listener of this `kind` and belongs to `requests`.
+/// Answers `request`, which arrived at a listener of this `kind`. `requests` is the state of its connection.
 pub(super) async fn respond(
     kind: ApiListener,
     shared: &SharedApi,

@@ -95,7 +95,7 @@ trait Listener {
     type Stream: ClientSocket;
     /// Returns the next connection.
     async fn next(&self) -> io::Result<Self::Stream>;
-    /// Sends as many bytes as the connection takes without waiting.
+    /// Sends as many bytes as fit into the connection's buffer, without waiting.
     fn send_now(stream: &Self::Stream, bytes: &[u8]) -> io::Result<usize>;
 }
 

@@ -18,10 +18,10 @@ use crate::process::queued_writer::QueuedWriter;
 const MAX_WAITING: u64 = 16 << 10;
 /// Maximum bytes of a regular file.
 const MAX_FILE: u64 = 256 << 20;
-/// Maximum time that a vCPU waits for room. After this time, output is lost. The time is long enough for a line of 9600 bits a second. It
-/// is also long enough for a pipe that is read at 8 KB/s, where room becomes free only in whole pages. A guest survives such a pause,
-/// because a real serial port makes the guest wait longer for a line of text. If a client pauses the VM meanwhile, the client can also
-/// wait this long.
+/// Maximum time that a vCPU waits for room. After this time, output is lost. Within this time, even a serial line with 9600 bits per second
+/// makes room. So does a pipe that is read at 8 KB/s, although a pipe makes room only in whole pages. A guest survives such a pause,
+/// because a real serial port makes the guest wait longer for a line of text. A client that pauses the VM meanwhile may also have to wait
+/// this long.
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum time without progress of the reader when the VM ends. After this time, the remaining output is lost.
 const TIMEOUT_AT_END: Duration = Duration::from_secs(1);

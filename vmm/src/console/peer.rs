@@ -103,9 +103,9 @@ impl Peer {
         }
     }
 
-    /// Waits until `wake` is readable, a peer connects or disconnects, input is available (with `read`), there is room for
-    /// output (with `write`), or `limit` is over. With `look`, returns after [`LOOK`] at the latest, so that the caller can check
-    /// the terminal's size.
+    /// Waits until `wake` is readable, a peer connects or disconnects, or `limit` is over. With `read`, also ends when input is available.
+    /// With `write`, also ends when there is room for output. With `look`, returns after [`LOOK`] at the latest, so that the caller can
+    /// check the terminal's size.
     pub(super) fn wait(
         &self,
         wake: BorrowedFd<'_>,

@@ -46,7 +46,7 @@ pub struct Figures {
     pub parts: Vec<PartCounters>,
     /// Number of device errors that the host reported since the program started.
     pub device_errors: u64,
-    /// Number of devices that the host has asked for since the program started.
+    /// Number of devices that the host asked Carom to release since the program started.
     pub device_requests: u64,
     /// Number of dropped lines of the log and of standard error.
     pub lost_log_lines: u64,

@@ -37,12 +37,12 @@ thread_local! {
     static MAILBOX: RefCell<Option<Arc<Mailbox>>> = const { RefCell::new(None) };
 }
 
-/// VM without a guest. With the command line `fail`, it cannot be built. With `fail-` and a step's name, that step runs but reports
-/// an error. A device with the path `/fail` cannot be opened.
+/// VM without a guest. With the command line `fail`, this VM cannot be built. With `fail-` and a step's name, that step runs but reports an
+/// error. A device with the path `/fail` cannot be opened.
 struct Null {
     fails: String,
     vcpus_run: bool,
-    /// IDs of the devices, and true if the guest was asked to release the device.
+    /// ID of each device, and true if the guest was asked to release this device.
     devices: Vec<(String, bool)>,
     added_ram: u64,
     /// Number of present vCPUs, and number of wanted vCPUs.

@@ -2,8 +2,9 @@
 
 //! Files that `--landlock` on the command line allows, for every VM of the process.
 //!
-//! The VM of a snapshot or of a client may name no other file. The kernel enforces the same limits, except for sockets of servers, because
-//! Landlock does not restrict connecting to a socket. So this module compares names before anything is opened.
+//! VMs that are restored from a snapshot or configured by an API client may name no other files. The kernel enforces the same limits,
+//! except for sockets of servers, because Landlock does not restrict connecting to a socket. So this module compares names before anything
+//! is opened.
 
 use std::fs;
 use std::io;

@@ -109,8 +109,8 @@ pub fn apply(
     Ok(())
 }
 
-/// Checks that a device that is hot-plugged to a booted VM names no file beyond the bounds. The kernel rejects other files beyond the
-/// bounds, but not the sockets of servers.
+/// Checks that a device that is hot-plugged to a booted VM names no file beyond the bounds. The kernel also rejects files beyond the
+/// bounds, but does not reject the sockets of servers.
 ///
 /// # Errors
 /// The device names such a file, or the file is missing.

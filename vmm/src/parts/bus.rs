@@ -239,7 +239,8 @@ impl PartBus {
         Ok(saved.filter(fits).copied().unwrap_or(free))
     }
 
-    /// Returns the slots for a part, with or without a virtio-iommu in the VM. Also returns words that describe these slots in error texts.
+    /// Returns the slots that a part may use. `has_iommu` is true if the VM has a virtio-iommu. Also returns words that describe these
+    /// slots in error texts.
     fn slots(&self, part: &dyn KindConfig, has_iommu: bool) -> (RangeInclusive<u8>, &'static str) {
         let segment = part.pci_segment();
         let all = self.iommu_segments.contains(&segment);

@@ -91,7 +91,8 @@ pub(super) fn build(
 ///
 /// - IOVAs below 4 GiB, which drivers allocate first: 2048 pages of the lowest level, and some pages of higher levels
 /// - windows above 4 GiB: 256 pages
-/// - other IOVAs: twice the size of RAM, because simultaneous mappings and the gaps that IOVA allocators leave between them cover less
+/// - other IOVAs: a range of twice the size of RAM. Simultaneous mappings, with the gaps that IOVA allocators leave between mappings, cover
+///   less.
 fn max_table_pages(config: &VmConfig) -> u64 {
     /// Bytes that one page of the lowest page-table level translates.
     const LARGE_PAGE: u64 = 2 << 20;

@@ -34,9 +34,9 @@ fn connections() -> usize {
     fitting(limit.unwrap_or(usize::MAX))
 }
 
-/// Returns the maximum number of connections for a descriptor limit. [`MOST_CLIENTS`] descriptors are reserved for clients.
-/// [`OTHER_DESCRIPTORS`] of the other descriptors are for the rest of the VM. Connections get what remains, but at least half of the
-/// descriptors that are not reserved for clients.
+/// Returns the maximum number of connections for a limit of `descriptors`. First, [`MOST_CLIENTS`] descriptors are reserved for clients.
+/// From the remainder, [`OTHER_DESCRIPTORS`] are reserved for the rest of the VM, but at most half of the remainder. Connections may use
+/// all other descriptors, up to [`MOST_CONNECTIONS`].
 fn fitting(descriptors: usize) -> usize {
     let without_clients = descriptors.saturating_sub(MOST_CLIENTS);
     let rest = without_clients.saturating_sub(OTHER_DESCRIPTORS);

@@ -56,7 +56,8 @@ impl RamFileWriter {
         self.append_blocks(len, |done, block| memory.read_exact_at(block, offset + done as u64))
     }
 
-    /// Appends `len` bytes, in blocks that `fill` fills. `fill` gets the offset of each block from the first of these bytes.
+    /// Appends `len` bytes in blocks. `fill` writes the contents of each block. Its first argument is the number of bytes before this
+    /// block.
     fn append_blocks(
         &mut self,
         len: usize,

@@ -100,8 +100,7 @@ pub(super) fn use_queue(file: BorrowedFd<'_>, used: bool) -> io::Result<()> {
     request.call(file, libc::TUNSETQUEUE)
 }
 
-/// Returns the flags of an interface. `socket` may be any socket. The same is true for the functions below, unless their comments require
-/// another socket.
+/// Returns the flags of an interface. `socket` may be any socket, as for all functions below except [`set_address_v6`].
 pub(super) fn flags(socket: BorrowedFd<'_>, name: &str) -> io::Result<u16> {
     let mut request = Request::new(name)?;
     request.call(socket, libc::SIOCGIFFLAGS)?;

@@ -40,7 +40,7 @@ fn not_set(what: &str, error: io::Error) -> io::Error {
 /// Options for opening an interface.
 #[derive(Clone, Copy, Debug)]
 pub struct TapOptions<'o> {
-    /// Name of the interface. By default, the kernel chooses one.
+    /// Name of the interface. By default, the kernel chooses a name.
     pub name: Option<&'o str>,
     /// Number of queue pairs. A file is opened for each pair.
     pub pairs: u16,
@@ -55,7 +55,7 @@ pub struct TapOptions<'o> {
     pub mtu: Option<u16>,
 }
 
-/// Interface with its files.
+/// Open interface, with a file for each pair of queues.
 pub struct Tap {
     files: Vec<File>,
     mtu: u16,

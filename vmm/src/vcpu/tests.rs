@@ -305,7 +305,7 @@ fn run(program: &Program, order: Order, at: Option<usize>) -> Option<Outcome> {
     Some(rig.outcome())
 }
 
-/// Unit of a program whose pieces all belong together.
+/// Value of [`Program::unit`] for a program whose pieces KVM must all complete before it can return to the guest.
 const ALL: usize = usize::MAX / 2;
 /// Number that no piece has.
 const NEVER: Option<usize> = Some(usize::MAX);

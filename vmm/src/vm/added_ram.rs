@@ -71,8 +71,8 @@ fn add_to(
     give: impl FnOnce(&RamRegion) -> Result<(), VmError>,
     take: impl FnOnce(&RamRegion) -> bool,
 ) -> Result<(), VmError> {
-    // Add the piece to RAM first, because devices look it up by its address. A device looks it up when the device gets the piece, or when
-    // a driver starts the device at that moment.
+    // Add the piece to RAM first, because devices look up the piece by its address. They do so when they receive the piece, or when a
+    // driver starts them at the same time.
     let region = memory::add(ram, config, piece.gpa, piece.len)?;
     show(region, slots, give).inspect_err(|_| {
         // Undo the steps in reverse order: withdraw the piece so that no device finds it, take it from the devices, then free its pages.

@@ -172,7 +172,8 @@ fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::Ta
     }
 }
 
-/// Returns the addresses of 64-bit BARs: above RAM and the room for more RAM, up to the last address that the guest's CPUs support.
+/// Returns the addresses of 64-bit BARs: above the RAM at boot and the addresses for added RAM, up to the last address that the guest's
+/// CPUs support.
 fn mem64(ram_end: u64, physical_bits: u8) -> RangeInclusive<u64> {
     let end = 1u64 << physical_bits;
     let start = ram_end.next_multiple_of(MEM64_ALIGN);

@@ -125,8 +125,9 @@ impl Vm {
     }
 }
 
-/// Logs a warning if the guest may ask for more chunks than the descriptor limit allows. Each chunk takes a descriptor, and so does
-/// each interrupt vector of the current devices. The VM still runs, but a WINDOW_ADD beyond the limit gets NOMEM.
+/// Logs a warning if the guest may ask for more chunks than the descriptor limit allows. Each chunk needs a descriptor. The descriptors
+/// that are already open, such as those of interrupt vectors, also count. The VM still runs, but a WINDOW_ADD request beyond the limit
+/// fails with NOMEM.
 fn warn_of_few_descriptors(config: &VmConfig) {
     let Some(bounce) = config.iommu_bounce.as_ref().filter(|bounce| bounce.has_windows()) else { return };
     let chunks = bounce.max / CHUNK_SIZE;

@@ -47,7 +47,7 @@ use loading::Contents;
 use processors::Processors;
 use state::StoppedClock;
 
-/// Returns the roles of all threads except the first thread, and the thread that starts the others.
+/// Returns the roles of all threads, except the first thread and the thread that starts the other threads.
 pub fn thread_roles() -> Vec<ThreadRole> {
     [&STARTED[..], &[watchdog::ROLE], &parts::thread_roles()].concat()
 }

@@ -45,7 +45,7 @@ pub struct RamRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChunkRange {
-    /// Place of the chunk in the shared memory region, in chunks.
+    /// Number of the chunk in the shared memory region. Chunk 0 is at the start of the region.
     pub index: u32,
     /// Length in bytes.
     pub len: u64,

@@ -108,7 +108,7 @@ fn clients_beyond_the_limit_get_429_until_others_leave() {
     loop {
         let mut stream = carom.connect();
         let mut text = String::new();
-        // The server may not have counted the previous clients yet. In that case, this client is served and gets no text.
+        // The server may not have counted the previous clients yet. In that case, the server accepts this client and sends no response.
         stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         if stream.read_to_string(&mut text).is_ok() && text.starts_with("HTTP/1.1 429") {
             let body = text.split("\r\n\r\n").nth(1).unwrap();

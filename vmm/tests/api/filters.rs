@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use super::http::LIMIT;
 use super::{Carom, program};
 
-/// Returns the number that the file `status` of a thread in `/proc` has under `name`.
+/// Returns the number in the line `name` of the file `status`. `task` is the thread's directory in `/proc`.
 fn figure(task: &Path, name: &str) -> u32 {
     let status = fs::read_to_string(task.join("status")).unwrap();
     let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     value.unwrap().trim().parse().unwrap()
 }
 
-/// Starts the program with `--seccomp mode`. For each of its threads, returns the number of filters that this test does not
-/// have, and whether the thread has `no_new_privs`.
+/// Starts the program with `--seccomp mode`. For each of its threads, returns the number of filters in addition to the filters of this
+/// test, and true if the thread has `no_new_privs`.
 fn threads(mode: &str) -> Vec<(u32, bool)> {
     let mut command = program();
     command.args(["--seccomp", mode]);

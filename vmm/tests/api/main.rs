@@ -111,7 +111,8 @@ fn ping_returns_version_and_process() {
 fn socket_is_owner_only_and_removed_at_each_kind_of_end() {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         if signal == Signal::HUP && is_ignored(libc::SIGHUP) {
-            // This test ignores the signal, as under nohup. Carom inherits this, so the signal would not end it.
+            // This test process ignores SIGHUP, for example because nohup started it. Carom inherits the ignored signal, which would then
+            // not end Carom.
             continue;
         }
         let mut carom = Carom::start();

@@ -74,7 +74,7 @@ fn metrics_connection_flood_leaves_the_api_reachable() {
     for _ in 0..50 {
         assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
     }
-    // When these clients disconnect, their places become free.
+    // When these clients disconnect, the server accepts new clients again.
     drop(held);
     while !exchange(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         .starts_with("HTTP/1.1 200")

@@ -60,7 +60,7 @@ fn log_file_has_a_line_for_each_request() {
     command.arg("-vv").arg("--log-file").arg(&log);
     let carom = Carom::start_by(command, dir);
     assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
-    // A separate thread writes the log.
+    // A separate thread writes the log, so the line may appear only after the answer.
     let has_line = |text: &String| text.lines().any(|line| line.ends_with(" DEBUG] API: GET /api/v1/vmm.ping: 200 OK"));
     super::wait_for(|| fs::read_to_string(&log).ok().filter(has_line));
 }

@@ -136,7 +136,7 @@ static inline uint32_t slot_of(uint32_t id)
 }
 
 /*
- * Resets a virtio device through its common configuration, and accepts VIRTIO_F_VERSION_1 and `features` of the first 32 bits.
+ * Resets a virtio device through its common configuration. Accepts VIRTIO_F_VERSION_1, and `features` as the first 32 feature bits.
  * Accepts VIRTIO_F_ACCESS_PLATFORM if the device offers it, as behind the virtio-iommu.
  */
 static inline void virtio_begin(uint32_t common, uint32_t features)

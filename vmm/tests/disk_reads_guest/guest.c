@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
  * A guest that repeatedly reads blocks of BLOCK bytes of a virtio disk and prints the time. The guest sends one request at a time, then 64
- * at a time. It polls for completions, so that interrupts take no time. A line contains the depth and the time stamp counter's cycles for
- * READS requests, both in hexadecimal.
+ * at a time. It polls for completions, so that interrupts take no time. Each line has two hexadecimal numbers. The first is the number of
+ * requests that are sent at a time. The second is the number of cycles of the time stamp counter for READS requests.
  *
  * With a virtio-iommu, the guest maps the queue for the disk once, and the disk writes the data to a bounce window.
  */

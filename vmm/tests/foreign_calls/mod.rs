@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls that access another process, another kind of file or socket, or the whole host. No thread role allows these calls, except that
-//! the thread that starts the others may use `ioctl`.
+//! System calls that access another process, another kind of file or socket, or the whole host. No thread role allows these calls, with one
+//! exception: the thread that starts the other threads may call `ioctl`.
 //!
 //! A call that a filter lets through does no harm, because its pointers are null, its descriptor is invalid and its signal is 0. A call
 //! that creates a socket leaves the socket open.
@@ -57,7 +57,7 @@ impl ForeignCall {
         }
     }
 
-    /// True if the thread that starts the others may make the call, because that thread may use `ioctl` with any arguments.
+    /// True if the thread that starts the other threads may make the call, because that thread may use `ioctl` with any arguments.
     pub(crate) fn is_for_starter(&self) -> bool {
         self.number == libc::SYS_ioctl
     }

@@ -164,7 +164,8 @@ static uint32_t endpoint(uint32_t cpu)
 }
 
 /*
- * Writes a request for the virtio-iommu to address `at`. Writes an ATTACH request if `first` is set. Returns the request's length.
+ * Writes a request for the virtio-iommu to address `at`. If `first` is set, the request is an ATTACH request, otherwise its type is
+ * random. Returns the request's length.
  */
 static uint32_t request(uint32_t cpu, uint32_t at, uint32_t first)
 {

@@ -2,7 +2,7 @@
 
 //! Calls that Kata Containers makes to Cloud Hypervisor, with its Go client.
 //!
-//! `CAROM_KATA_CLIENT` names the program that is built from `driver.go` and that client (`docs/kata.md`). Without this variable, the
+//! `CAROM_KATA_CLIENT` names the program that is built from `driver.go` and Kata's Go client (`docs/kata.md`). Without this variable, the
 //! recorded requests of the client are sent again. With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these
 //! tests do nothing. The guest test of the same name tests network devices, whose requests carry descriptors.
 

@@ -200,7 +200,7 @@ impl Drop for FullFileSystem {
 
 #[test]
 fn zone_on_a_full_file_system_stops_the_vm_and_the_api_answers() {
-    // The guest executes the first access itself, and KVM emulates the second.
+    // The test makes two accesses: the guest executes one access itself, and KVM emulates the other.
     for (what, code) in accesses().into_iter().step_by(3) {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();

@@ -97,8 +97,8 @@ static void check(void)
 }
 
 /*
- * If KVM emulates the guest's instructions, the instructions that build requests would take longer than the requests. So the same requests
- * are sent repeatedly, and the ring is also reused when MOST requests are submitted at a time.
+ * If KVM emulates the guest's instructions, the guest needs longer to build requests than the device needs to serve them. So the guest
+ * sends the same requests repeatedly. If it submits MOST requests at a time, it also reuses the entries of the available ring.
  */
 static void map_and_unmap(uint32_t pages)
 {
@@ -112,7 +112,7 @@ static void map_and_unmap(uint32_t pages)
 			serve(1);
 		}
 	} else {
-		/* After PAIRS pairs, the ring is at its start again. */
+		/* After PAIRS pairs, the available index is at the start of the ring again. */
 		for (n = 0; n < QUEUE_SIZE; n++)
 			submit(2 * (n % (2 * MOST)));
 		for (available -= QUEUE_SIZE, done = 0; done < 2 * PAIRS; done += MOST) {

@@ -53,7 +53,7 @@ fn until<R: Read + Send + 'static>(mut from: R, texts: &'static [&str]) -> R {
     receiver.recv_timeout(LIMIT).unwrap()
 }
 
-/// Returns options that write to `path`, the expected texts, and true if the texts come before SIGTERM.
+/// Returns options that write to `path`, the texts that the program must write, and true if it writes them before SIGTERM.
 fn outputs(path: &str) -> [(Vec<String>, &'static [&'static str], bool); 2] {
     let option = |name: &str, value: &str| [name.to_string(), format!("{value}{path}")];
     let first = [option("--serial", "file="), option("--event-monitor", "path=")].concat();
@@ -78,7 +78,7 @@ fn works(dir: &Path, path: &str, reader: Option<Reader>) {
             assert!(carom.0.try_wait().unwrap().is_none(), "{options:?}");
             UnixStream::connect(dir.join("api.sock")).is_ok()
         });
-        // Read the texts before the VM ends, because the guest must have written by then.
+        // Wait for these texts before the VM ends, because the guest must have printed by then.
         if comes_first {
             reading = reading.map(|reading| until(reading, texts));
         }

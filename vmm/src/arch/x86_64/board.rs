@@ -116,8 +116,8 @@ impl Places<'_> {
         Ok(registers)
     }
 
-    /// Places the registers of processor hotplug. The VM is to have the processors with numbers below `wanted`, and now has the processors
-    /// in `present`. The control thread closes a processor that the guest ejects.
+    /// Places the registers of processor hotplug. The configuration wants the processors with numbers below `wanted`. The VM now has the
+    /// processors in `present`. The control thread closes a processor that the guest ejects.
     fn processors(&self, (wanted, present): (u32, Numbers)) -> Result<Arc<CpuHotplug>, BoardError> {
         let left = self.leaver(|| GuestEvent::Left);
         let registers = CpuHotplug::new(wanted, present, self.line(CPU_HOTPLUG_IRQ), left);
@@ -125,7 +125,7 @@ impl Places<'_> {
         at_ports(self.io_map, "place the registers of processors", ports, registers)
     }
 
-    /// Places the registers of memory devices. `devices` are present.
+    /// Places the registers of memory devices. `devices` are the memory devices that the VM already has.
     fn memory_devices(&self, devices: Vec<MemoryDevice>) -> Result<Arc<MemoryDevices>, BoardError> {
         let registers = MemoryDevices::new(devices, self.line(MEMORY_DEVICE_IRQ));
         let ports = (MEMORY_DEVICE_PORTS, memory_devices::REGISTERS_LEN);
@@ -191,7 +191,7 @@ pub struct Board {
     for_firmware: Option<FirmwareDevices>,
 }
 
-/// Device with state.
+/// Device whose state is saved and restored.
 trait Saved {
     fn save(&self) -> Result<DeviceState, StateError>;
     fn restore(&self, state: &DeviceState) -> Result<(), StateError>;

@@ -31,7 +31,7 @@ pub fn realtime_ns() -> u64 {
 }
 
 /// Reads a value that changes with time, and the host's time of day at that moment. Returns the shortest of several readings, because a
-/// shorter reading is more precise. The clocks of a guest may differ by at most a fraction of a millisecond.
+/// shorter reading is more precise. Precision matters, because a guest's clocks should differ by at most a fraction of a millisecond.
 pub(super) fn timed<T, E>(read: impl FnMut() -> Result<T, E>) -> Result<(T, u64), E> {
     timed_by(realtime_ns, read)
 }
@@ -64,16 +64,16 @@ impl ClockState {
         Ok(Self { ns: clock.clock, realtime_ns: if exact { clock.realtime } else { realtime_ns } })
     }
 
-    /// Sets the clock to the saved value, so that the guest does not notice the time that has passed since.
+    /// Sets the clock to the saved value, so that the guest does not notice the time since the clock was saved.
     pub fn go_on(&self, vm: &VmFd) -> Result<(), KvmError> {
         set(vm, kvm_clock_data { clock: self.ns, ..Default::default() })
     }
 
-    /// Advances the clock by the time since it was saved. If the host's time of day was set back since, the clock continues from the
-    /// saved value.
+    /// Advances the clock by the time since it was saved. If the host's time of day was set back in the meantime, the clock continues from
+    /// the saved value.
     pub fn catch_up(&self, vm: &VmFd) -> Result<(), KvmError> {
         if vm.check_extension_int(Cap::AdjustClock).cast_unsigned() & KVM_CLOCK_REALTIME != 0 {
-            // The kernel computes the time itself, so no time passes between reading the host's clock and the change.
+            // The kernel reads the host's clock and sets the guest's clock in this one call, so no time passes between these steps.
             let (flags, realtime) = (KVM_CLOCK_REALTIME, self.realtime_ns);
             return set(vm, kvm_clock_data { clock: self.ns, flags, realtime, ..Default::default() });
         }

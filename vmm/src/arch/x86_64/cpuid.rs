@@ -13,7 +13,7 @@ use crate::kvm::KvmError;
 const VMX: u32 = 1 << 5;
 /// Leaf 0x8000_0001, ECX: AMD's virtual machine extensions.
 const SVM: u32 = 1 << 2;
-/// Leaf 1, ECX: the local APIC's timer takes a TSC deadline.
+/// Leaf 1, ECX: the local APIC's timer supports TSC-deadline mode.
 const TSC_DEADLINE: u32 = 1 << 24;
 /// Leaf 1, ECX: running under a hypervisor.
 const HYPERVISOR: u32 = 1 << 31;
@@ -101,14 +101,15 @@ impl CpuidTemplate {
             }
             0x8000_0001 if !self.nested => entry.ecx &= !SVM,
             0x8000_0008 => {
-                // Widths of addresses: physical, linear, and physical in a nested guest (0: the physical width).
+                // Widths of physical addresses, of linear addresses, and of a nested guest's physical addresses. A last width of 0 means
+                // that it is the same as the first.
                 let [physical, linear, of_guests, rest] = entry.eax.to_le_bytes();
                 let most = self.max_phys_bits;
                 entry.eax = u32::from_le_bytes([physical.min(most), linear, of_guests.min(most), rest]);
                 // AMD: number of cores minus one, and the width of the APIC ID's core part.
                 entry.ecx = (logical - 1) | (id_bits(self.vcpus) << 12);
             }
-            // AMD: one node.
+            // AMD: the package is one node.
             0x8000_001e => (entry.ebx, entry.ecx) = (0, 0),
             _ => {}
         }
@@ -131,7 +132,8 @@ fn sharing_a_cache(vcpus: u32, nodes: &[NumaConfig]) -> u32 {
     vcpus.min(1 << bits)
 }
 
-/// Returns the entries of vCPU `id`, which is also its APIC ID, from the entries `cpuid` of another vCPU. Only fields with the ID differ.
+/// Returns the entries of vCPU `id`, which is also its APIC ID, from the entries `cpuid` of another vCPU. The result differs from `cpuid`
+/// only in the fields that contain the ID.
 pub fn of_vcpu(cpuid: &CpuId, id: u32) -> CpuId {
     let mut cpuid = cpuid.clone();
     for entry in cpuid.as_mut_slice() {

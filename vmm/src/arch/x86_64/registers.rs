@@ -13,8 +13,8 @@ use crate::kvm::KvmError;
 
 /// Default MTRR type and its enable bit (Intel SDM volume 4, `IA32_MTRR_DEF_TYPE`).
 const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
-/// MTRRs are enabled, and their default type is write-back. So window memory in a BAR is cached like RAM. Registers that
-/// Linux maps with ioremap stay uncached, because of the page attribute table.
+/// MTRRs are enabled, and their default type is write-back. So the memory of bounce windows, which is in a BAR, is cached like RAM.
+/// Registers that Linux maps with ioremap stay uncached, because of the page attribute table.
 const MTRR_ENABLED_WRITE_BACK: u64 = (1 << 11) | 6;
 
 const CR0_PE: u64 = 1 << 0;

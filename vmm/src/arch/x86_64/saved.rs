@@ -167,7 +167,7 @@ impl ProcessorsState {
     }
 
     /// Restores the state of vCPUs, the clock and the interrupt controllers. The vCPUs must have the saved CPUID, and must not have run.
-    /// Devices that raise interrupts must be restored later. Returns the counter that vCPUs added later must follow.
+    /// Devices that raise interrupts must be restored later. Returns the time stamp counter that vCPUs added later must follow.
     pub fn restore(&self, vm: &KvmVm, vcpus: &impl Vcpus) -> Result<Option<LeadingCounter>, KvmError> {
         // The clock is restored first: if the guest has enabled KVM's clock page, KVM writes the page while registers are set.
         self.clock.catch_up(&vm.fd)?;
@@ -303,7 +303,7 @@ mod tests {
         let new = machine(Some(&saved)).unwrap();
         let (_, restore_time) = timed(|| saved.restore(&new.vm, &new).unwrap());
         let (after, last_time) = timed(|| save(&new));
-        // Each step accesses the clock and the counters one after the other. This thread may lose the CPU between these accesses.
+        // Each step accesses the clock and the counters one after the other. The host may run another thread between these accesses.
         let tolerance = 0.1 + (save_time + restore_time + last_time).as_secs_f64();
         let passed = Duration::from_nanos(after.realtime_ns - saved.realtime_ns).as_secs_f64();
         for (before, after) in saved.vcpus.iter().zip(&after.vcpus) {

@@ -54,7 +54,7 @@ pub fn intx_irq(slot: PciAddress) -> u32 {
     INTX_IRQS.start() + (u32::from(slot.segment) + u32::from(slot.device)) % lines
 }
 
-/// Returns the range of functions of each segment that the ACPI tables list as behind the virtio-iommu.
+/// Returns a range of functions for each segment: the functions that the ACPI tables list as behind the virtio-iommu.
 pub fn endpoints(config: &VmConfig) -> Vec<RangeInclusive<PciAddress>> {
     let of = |segment| {
         let (first, mut last) =

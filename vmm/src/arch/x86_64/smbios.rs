@@ -80,14 +80,14 @@ fn structures(platform: &PlatformConfig) -> Vec<Structure> {
     let firmware = Structure::new(kind::FIRMWARE)
         .text(Some(MANUFACTURER))
         .text(Some(env!("CARGO_PKG_VERSION")))
-        // No start address in real mode, no release date and no size.
+        // The firmware has no start address in real mode, no release date and no size.
         .bytes(&[0, 0])
         .text(None)
         .bytes(&[0])
         // No characteristics except the bit of a virtual machine (7.1.2.2, bit 4).
         .bytes(&(1u64 << 3).to_le_bytes())
         .bytes(&[0, 1 << 4])
-        // No releases of the firmware and of a controller.
+        // The releases of the firmware and of the embedded controller are unknown.
         .bytes(&[0xff; 4])
         .bytes(&[0, 0]);
     let system = Structure::new(kind::SYSTEM)
@@ -102,7 +102,7 @@ fn structures(platform: &PlatformConfig) -> Vec<Structure> {
         .text(platform.system_family.as_deref());
     let chassis = Structure::new(kind::CHASSIS)
         .text(platform.system_manufacturer.as_deref().or(Some(MANUFACTURER)))
-        // Other type of chassis (7.4.1), with unknown state.
+        // Type of the chassis: other (7.4.1). The states below are unknown, which is the value 2.
         .bytes(&[1])
         .text(None)
         .text(None)
@@ -190,7 +190,7 @@ mod tests {
         let structures = read(&tables.table);
         let kinds: Vec<u8> = structures.iter().map(|(kind, ..)| *kind).collect();
         assert_eq!(kinds, [0, 1, 3, 127]);
-        // Minimum lengths of version 3.2 (7.1 to 7.4).
+        // Each structure has the minimum length in version 3.2 of the specification (7.1 to 7.4).
         let lengths: Vec<usize> = structures.iter().map(|(_, formatted, _)| formatted.len()).collect();
         assert_eq!(lengths, [0x1a, 0x1b, 0x16, 4]);
         assert_eq!(structures[1].2, [MANUFACTURER, PRODUCT]);

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use super::{clock, ioctl, msr};
 use crate::kvm::KvmError;
 
-/// Maximum difference, in millionths, of frequencies that count as equal. The frequency that the host measures for its own
-/// counter can differ by this much from one boot to the next. NTP can correct it by this much.
+/// Maximum difference, in millionths, of frequencies that count as equal. The frequency that the host measures for its own counter can
+/// differ by this much from one boot to the next. A guest's NTP client can correct a difference of this size.
 const TOLERANCE: u64 = 250;
 
 /// Counter of one vCPU.
@@ -41,7 +41,7 @@ impl TscState {
         Ok((Self { khz: vcpu.get_tsc_khz().unwrap_or(0), value, offset: ioctl::tsc_offset(vcpu).ok() }, realtime))
     }
 
-    /// Converts the counter, which was read at time `at`, to its value at time `then`. Both times are in nanoseconds.
+    /// Returns the counter's value at time `then`, computed from its value at time `at`. Both times are in nanoseconds.
     pub(super) fn back(self, at: u64, then: u64) -> Self {
         let ticks = |from: u64, to: u64| ticks(Duration::from_nanos(to.saturating_sub(from)), self.khz);
         Self { value: self.value.wrapping_sub(ticks(then, at)).wrapping_add(ticks(at, then)), ..self }

@@ -15,7 +15,7 @@ fn hotplugged_device_is_removed_once_its_guest_releases_it() {
     let (all, without_b) = (["_vfio0", "_vfio1", "c"].map(String::from), ["_vfio0", "c"].map(String::from));
     assert_eq!(names(&mut control), (all.to_vec(), all.to_vec()));
 
-    // The client asks twice; the device is removed once.
+    // The client asks for the same removal twice.
     for _ in 0..2 {
         control.serve_call(Call::RemoveDevice("_vfio1".into())).unwrap();
         assert_eq!(names(&mut control), (without_b.to_vec(), all.to_vec()));

@@ -64,7 +64,7 @@ fn ram_grows_within_hotplug_size_and_failed_growth_changes_none() {
     control.delete();
 }
 
-/// Creates and boots a VM that has 2 vCPUs of at most 4.
+/// Creates and boots a VM that has 2 vCPUs and may have at most 4.
 fn with_vcpus(cmdline: &str) -> (Control<Null>, File) {
     let (mut control, _, file) = watched(Options::default());
     let mut config = unchecked(cmdline);

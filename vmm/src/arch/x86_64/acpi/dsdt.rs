@@ -67,7 +67,7 @@ fn system_device(name: &str, children: Vec<&dyn Aml>, aml: &mut Vec<u8>) {
 }
 
 /// Writes the PCI Express host bridge of segment 0 and its motherboard resources. The bridge's windows also cover the aperture of bounce
-/// windows, because the guest's DMA layer never allocates IOVAs in a host bridge's window.
+/// windows. So the guest's DMA layer, which never allocates IOVAs in a host bridge's window, leaves the aperture free.
 fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
     let ports = PCI_CONFIG_PORTS;
     let before: AddressSpace<u16> = AddressSpace::new_io(0, narrow(ports.start() - 1), None);
@@ -143,8 +143,8 @@ fn bridge_name(segment: u16) -> String {
     format!("PCI{segment:X}")
 }
 
-/// Writes the power button and the generic event device (ACPI 6.5, section 5.6.9). The interrupts of the event device report hotplug and
-/// presses of the button, because a hardware-reduced machine has no fixed button.
+/// Writes the power button and the generic event device (ACPI 6.5, section 5.6.9). The event device's interrupts report presses of the
+/// button, hotplug, and a new VM Generation ID. A hardware-reduced machine needs this device, because it has no fixed event registers.
 fn events(config: &TableConfig, aml: &mut Vec<u8>) {
     /// Notification: the button was pressed (ACPI 6.5, section 5.6.6).
     const PRESSED: u8 = 0x80;

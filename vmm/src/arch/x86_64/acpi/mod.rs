@@ -239,7 +239,8 @@ mod tests {
             let image = build(&TableConfig { firmware, ..config() }, 0).rest;
             let start = image.windows(4).position(|window| window == b"FACP").unwrap();
             let fadt = table(&image, start as u64);
-            // The boot flags, and the port of the ACPI timer. The port is 0, because the kernel must not use this timer either.
+            // Fields of the FADT: the boot flags, and the port of the ACPI timer. The port is 0, so that the kernel does not use this
+            // timer.
             assert_eq!((u16::from_le_bytes([fadt[109], fadt[110]]), &fadt[76..80]), (1 << 5, &[0; 4][..]));
         }
     }
@@ -251,7 +252,7 @@ mod tests {
             vm.payload.firmware = firmware.then(|| "/f".into());
             let segments = windows(&vm, &(0x40_0000_0000..=0x7f_ffff_ffff));
             let image = build(&TableConfig { firmware, segments, ..config() }, 0).rest;
-            // Lowest and highest address in a 32-bit memory descriptor.
+            // A 32-bit memory descriptor contains the lowest and the highest address.
             let whole = [0xc000_0000u32, 0xf7ff_ffff].map(u32::to_le_bytes).concat();
             assert!(image.windows(8).any(|window| window == whole), "{firmware}");
         }
@@ -269,7 +270,7 @@ mod tests {
         // Entries after 44 bytes of header. Each entry has a base, a segment, the first and last bus, and four reserved bytes.
         let entries: Vec<_> = mcfg[44..].chunks(16).map(|entry| (u64_at(entry, 0), entry[8])).collect();
         assert_eq!(entries, [(0xf800_0000, 0), (0xf810_0000, 1), (0xf820_0000, 2)]);
-        // Hotplug slots and registers of the last segment.
+        // The last segment has hotplug slots and registers.
         assert!(has(&three, b"_SB_PCI2") && has(&three, b"CAM2") && !has(&three, b"CAM3"));
     }
 
@@ -281,7 +282,7 @@ mod tests {
             // ACPI interrupt descriptor: length, flags "consumer" and "shared", one number.
             assert!(has(&[0x89, 6, 0, 0x09, 1, irq, 0, 0, 0]), "{irq}");
         }
-        // Slot and any function, pin, path of the link device, index.
+        // A route has the slot with any function, the pin, the path of the link device, and an index.
         let route = |slot: u8, link: &[u8]| {
             let route = [&[0x0c, 0xff, 0xff, slot, 0, 0][..], b"\\\x2e_SB_", link, &[0]].concat();
             image.windows(route.len()).filter(|window| *window == route).count()

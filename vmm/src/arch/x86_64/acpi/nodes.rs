@@ -129,7 +129,7 @@ mod tests {
         let wanted = [(0, 16, 0, 0, 1), (0, 16, 2, 1, 1), (0, 16, 0, 2, 1)];
         assert_eq!(processors.chunks(16).map(of).collect::<Vec<_>>(), wanted);
         let word = |entry: &[u8], at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap()) >> 30;
-        // Type, length, node, address and length in GiB, flags.
+        // Fields of an entry: type, length of the entry, node, then address and size of the RAM in GiB, flags.
         let of = |entry: &[u8]| (entry[0], entry[1], entry[2], word(entry, 8), word(entry, 16), entry[28]);
         let wanted = [(1, 40, 0, 0, 2, 1), (1, 40, 2, 2, 1, 1), (1, 40, 2, 4, 1, 1)];
         assert_eq!(memory.chunks(40).map(of).collect::<Vec<_>>(), wanted);

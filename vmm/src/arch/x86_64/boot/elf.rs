@@ -24,9 +24,9 @@ const PT_LOAD: u32 = 1;
 /// Bytes of a page. Memory is checked and written page by page.
 const PAGE: usize = 4096;
 
-/// Loadable segment, by guest-physical addresses. An address that would wrap around is replaced by the last address, where no RAM can be.
+/// Loadable segment with guest-physical addresses. An address that would wrap around is replaced by the last address, where no RAM can be.
 pub(super) struct Segment {
-    /// Bytes in the file or in memory, whichever is more.
+    /// Length in bytes in the file or in memory, whichever is larger.
     pub(super) len: u64,
     /// Part of the segment for which the file has no bytes.
     pub(super) zeros: Range<u64>,
@@ -94,7 +94,7 @@ fn may_have_data(region: &RamRegion, range: &Range<u64>) -> bool {
     start < end
         && match fs::seek(file.file(), Find::Data(place(start))) {
             Ok(data) => data < place(end),
-            // NXIO: the file has no data from this place to its end. On other errors, the region may have data.
+            // NXIO: the file has no data from this offset to the end of the file. On other errors, the region may have data.
             Err(error) => error != Errno::NXIO,
         }
 }

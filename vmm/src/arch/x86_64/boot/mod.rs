@@ -90,8 +90,8 @@ fn file_error(field: Field, path: &Path) -> impl Fn(io::Error) -> BootError {
     move |source| BootError::File(FileError { field, path: path.display().to_string(), source })
 }
 
-/// Returns the error for a `what` that does not fit into RAM below `limit`, the end of the allowed addresses. The error names the size of
-/// RAM as the cause only if more RAM would help.
+/// Returns the error for an image that does not fit into RAM below `limit`, the end of the allowed addresses. `what` names the image. The
+/// error names the size of RAM as the cause only if more RAM would help.
 fn no_room(ram_size: u64, limit: u64, field: Field, what: &str, needed: u64) -> BootError {
     BootError::NoRoom(if needed <= limit {
         ConfigError::new(

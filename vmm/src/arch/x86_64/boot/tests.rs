@@ -74,7 +74,7 @@ fn elf_of(size: u64, note: u32, entry: u32, segments: &[Segment]) -> Vec<u8> {
     let headers = u16::try_from(segments.len() + 1).unwrap();
     let note_at = 64 + 56 * u64::from(headers);
     let mut image = Vec::new();
-    // Class, data, version; type EXEC, machine 80386; entry; program headers at 64, of 56 bytes each.
+    // ELF header: class, byte order and version; type EXEC and machine 80386; entry; program headers of 56 bytes each, from offset 64 on.
     image.extend(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
     image.extend([2u16.to_le_bytes(), 3u16.to_le_bytes()].concat());
     image.extend(1u32.to_le_bytes());
@@ -150,13 +150,14 @@ fn malformed_firmware_is_refused_wherever_it_is_cut_or_damaged() {
         image[at..at + bytes.len()].copy_from_slice(bytes);
         firmware_refused(&image)
     };
-    // A big-endian file, program headers beyond the file, and a segment that exceeds the address space, RAM or the file.
+    // The first two damaged images are big-endian or have program headers beyond the file. In the others, a segment exceeds the address
+    // space, RAM or the file.
     with(5, &[2]);
     with(32, &u64::MAX.to_le_bytes());
     with(64 + 24, &(u64::MAX - 0xfff).to_le_bytes());
     with(64 + 24, &(64 * MIB - 0x1000).to_le_bytes());
     with(64 + 8, &0x1_0000u64.to_le_bytes());
-    // Notes that exceed the file.
+    // In the last damaged image, the notes exceed the file.
     with(0xb0, &u32::MAX.to_le_bytes());
 }
 

@@ -21,12 +21,12 @@ fn slot_name(slot: u8) -> String {
     format!("S{slot:03}")
 }
 
-/// Returns the name of an object that each segment has: `stem` and the segment's hexadecimal digit.
+/// Returns the name of a segment's object: `stem`, then the segment's number as a hexadecimal digit.
 fn of_segment(stem: &str, segment: u16) -> String {
     format!("{stem}{segment:X}")
 }
 
-/// Returns the name of a register that each segment has.
+/// Returns the name of a segment's register: `stem`, then the segment's number as a hexadecimal digit.
 fn field_name(stem: [u8; 3], segment: u16) -> [u8; 4] {
     let [first, second, third] = stem;
     let digit = char::from_digit(segment.into(), 16).map_or('_', |digit| digit.to_ascii_uppercase());

@@ -35,7 +35,7 @@ pub(super) fn devices(aml: &mut Vec<u8>) {
     (0..count).for_each(|number| device(number, aml));
     let base: u16 = narrow(MEMORY_DEVICE_PORTS);
     let came_at: u16 = narrow(MEMORY_DEVICE_PORTS + CAME);
-    // The ports are divided, because a port descriptor covers at most 255 ports.
+    // Several port descriptors describe the ports, because one descriptor covers at most 255 ports.
     let half: u16 = narrow(CAME / 4);
     let parts: Vec<IO> =
         (0..4u16).map(|part| base + part * half).map(|at| IO::new(at, at, 1, narrow(CAME / 4))).collect();
