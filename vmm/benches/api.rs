@@ -170,7 +170,7 @@ impl Echo {
         drop(entered);
         let (stop, stopped) = oneshot::channel();
         let thread = thread::spawn(move || {
-            // The API's server takes a short time slice too.
+            // The API's server also uses a short time slice.
             let _ = ShortSlice::take();
             runtime.block_on(async {
                 tokio::select! {

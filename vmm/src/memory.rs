@@ -158,8 +158,8 @@ pub(crate) mod tests {
         said_by_smaps(region, "Rss:").trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
-    /// Returns the value of `key` in `/proc/self/smaps` for the mapping of `region`. The kernel may have joined the mapping with its
-    /// neighbours.
+    /// Returns the value of `key` in `/proc/self/smaps` for the mapping of `region`. The value also covers neighbouring mappings if the
+    /// kernel has merged them with this mapping.
     pub(crate) fn said_by_smaps(region: &RamRegion, key: &str) -> String {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let has_start = |line: &str| {

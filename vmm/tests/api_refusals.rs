@@ -156,8 +156,8 @@ fn calls_beyond_the_waiting_limit_get_429_until_others_end() {
         };
         call();
         await_button(Button::Down);
-        // One call is in progress. The following calls fill the queue and exceed it by `BEYOND` calls. It is random which calls are
-        // rejected.
+        // One call is in progress. The following calls fill the queue and exceed it by `BEYOND` calls. The test cannot know which of these
+        // calls are rejected.
         (1..MAX_CALLS + BEYOND).for_each(|_| call());
         let answer = || answers.recv_timeout(LIMIT).unwrap();
         for _ in 0..BEYOND {

@@ -54,7 +54,7 @@ impl Guest {
         whole.lines().filter_map(parse).collect()
     }
 
-    /// Waits until the guest has printed three more lines like `wanted`. Returns the last line.
+    /// Waits until the guest has printed three more lines that satisfy `wanted`. Returns the last line.
     fn sees(&self, what: &str, wanted: impl Fn(&Seen) -> bool) -> Seen {
         let before = self.lines().len();
         let is_so = || self.lines().iter().skip(before).filter(|seen| wanted(seen)).count() > 2;

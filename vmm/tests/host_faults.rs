@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Failing host calls: a real `carom` process builds a VM whose guest prints a letter and powers off. In each run, another kernel call
-//! fails. Either the VM works, or the program ends with one line that says what failed, and leaves nothing behind.
+//! fails. Either the VM works, or the program ends with one line that says what failed, and leaves no files behind.
 //!
 //! strace makes calls fail by changing the number of a call before the kernel sees it. A system call filter would see the changed number,
 //! so filters are off. A run takes a quarter of a second, and some 280 runs are possible. By default, the test makes every ninth run.
@@ -72,7 +72,7 @@ fn before_it_begins(dir: &Path, call: &str) -> usize {
     fs::read_to_string(trace).unwrap().lines().filter(|line| line.contains(&format!("{call}("))).count()
 }
 
-/// Result of a run: its exit status, its standard error, and whether a call failed.
+/// Result of a run: exit status, standard error, and true if a call failed.
 struct Run {
     status: Option<i32>,
     said: String,

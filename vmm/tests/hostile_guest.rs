@@ -95,7 +95,7 @@ impl Drop for Carom {
     }
 }
 
-/// Returns the length of the pause at the start of a guest, as a power of 2 in cycles.
+/// Returns the base-2 logarithm of the number of cycles that a guest pauses at its start.
 fn quiet() -> u32 {
     if devices().is_empty() { QUIET } else { QUIET_EMULATED }
 }

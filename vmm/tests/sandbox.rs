@@ -108,7 +108,7 @@ fn in_starter(work: fn()) {
     assert!(refused.to_string().contains("no thread can have the role"), "{refused}");
 }
 
-/// Makes a call that no role allows: it begins a session.
+/// Makes a call that no role allows: setsid(2), which begins a session.
 fn forbidden() {
     eprintln!("it was: {:?}", rustix::process::setsid());
 }

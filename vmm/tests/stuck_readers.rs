@@ -100,7 +100,7 @@ fn reported(line: &str) -> Option<u64> {
     before.rsplit(' ').next()?.parse().ok()
 }
 
-/// Reads a full log until it reports dropped lines, at least `lost`. Checks that later lines follow.
+/// Reads a full log until the log reports at least `lost` dropped lines. Checks that later lines follow.
 fn read_on(dir: &Path, mut reader: impl Read, filled: usize, lost: u64) {
     reader.read_exact(&mut vec![0; filled]).unwrap();
     let mut lines = BufReader::new(reader).lines();

@@ -31,7 +31,8 @@ enum Guest {
 }
 
 impl Guest {
-    /// Returns code that reads which processors to eject, and reports the reaction for each.
+    /// Returns code that reads which processors to eject, and reports the guest's reaction for each of these
+    /// processors.
     fn code(self) -> [u8; 24] {
         // The guest reports to port 0x680 (ejected) or 0x684 (refused). Port 0x688 has no register,
         // so a write there reports nothing.
@@ -56,7 +57,7 @@ struct Carom {
 }
 
 impl Carom {
-    /// Boots a guest with `boot` vCPUs of at most 4.
+    /// Boots a guest with `boot` vCPUs. The maximum is 4.
     fn start(guest: Guest, boot: u32) -> Option<Self> {
         Self::start_with(&guest.code(), boot)
     }

@@ -12,8 +12,8 @@ const IMAGE: usize = 32 << 20;
 
 /// Creates a disk image in `dir`, and returns the value of `--disk`. `more` contains further parts of the value.
 ///
-/// The vCPU runs on the first host CPU and the thread of the disk's queue on the second, so that the scheduler does not
-/// move the threads.
+/// The vCPU is pinned to the first host CPU, and the thread of the disk's queue to the second. So the scheduler does
+/// not move the threads.
 pub(crate) fn disk(dir: &Path, more: &str) -> String {
     let image = dir.join("image");
     fs::write(&image, vec![1; IMAGE]).unwrap();

@@ -80,7 +80,7 @@ fn devices(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.total("carom_device_requests_total", help, all.device_requests)
 }
 
-/// Adds the counts of lost log lines and events. They are lost if their reader is too slow or the host cannot write them.
+/// Adds the counts of lost log lines and events. A line or event is lost if its reader is too slow, or if the host cannot write it.
 fn lost(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     let help = "Lines of the log and of standard error that were dropped.";
     scrape.total("carom_lost_log_lines_total", help, all.lost_log_lines)?;

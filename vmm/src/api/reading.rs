@@ -41,7 +41,7 @@ impl<T: Clone + Send + 'static> Readings<T> {
             asked
         };
         if !asked {
-            // The reading runs in a separate task, because the first client may leave before the other clients have their answer.
+            // The reading runs in a separate task, because the first client may disconnect before the other clients have their answer.
             tokio::spawn(serve(self.0.clone(), name, ask));
         }
         answer.await.ok()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Signals to the VMM. SIGUSR1 reports the counters. The signals of [`ENDING`] end the VMM cleanly. SIGWINCH reports a new size of the
-//! terminal, or lost guest memory ([`devices::host_memory`]). If a SIGTERM or SIGINT comes 1 s or more after the first ending signal,
-//! it ends the VMM immediately, even if the control thread is blocked.
+//! terminal, or lost guest memory ([`devices::host_memory`]). A SIGTERM or SIGINT that arrives 1 s or more after the first ending signal
+//! ends the VMM immediately. This works even if the control thread is blocked.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -72,8 +72,8 @@ pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result
                 let _ = emulate_default_handler(signal);
             }
             let message = if signal == SIGUSR1 { Message::ReportCounters } else { Message::Terminate(signal) };
-            // `send` fails only if the control thread has ended. In this case the program ends soon. If it does not, a later SIGTERM or
-            // SIGINT ends it.
+            // `send` fails only if the control thread has ended. In this case the program ends soon. If the program does not end, a later
+            // SIGTERM or SIGINT ends it.
             let _ = control.send(message);
         }
     };

@@ -225,7 +225,7 @@ pub fn map_privately(mapping: &MmapRegion, file: &impl AsFd, offset: u64, reserv
 /// # Errors
 /// The kernel rejects the call.
 pub(super) fn empty(region: &RamRegion) -> io::Result<()> {
-    // The pages of a shared file must be removed from the file. Otherwise the next access would find the old pages there again.
+    // The pages of a shared file must be removed from the file. Otherwise the next access would map the old pages of the file again.
     let advice = if region.file_offset().is_some() { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
     // SAFETY: the range is the region's own, which stays mapped. Its contents change as if the guest had written them, and no Rust
     // reference to guest RAM exists.

@@ -29,7 +29,8 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     })
 }
 
-/// Opens a source so that neither opening nor reading waits. An inherited descriptor replaces the path.
+/// Opens a source without blocking. Reads from the opened file do not block either. An inherited descriptor replaces
+/// the path.
 fn open_source(path: &Path) -> io::Result<File> {
     if let Some(inherited) = inherited::random_source(path) {
         let source = inherited?;

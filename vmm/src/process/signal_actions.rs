@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals that end the process by default and that Carom ignores. `control/signals.rs` handles the others.
+//! Signals that end the process by default and that Carom ignores. `control/signals.rs` handles the other signals.
 
 use std::io;
 use std::mem::MaybeUninit;

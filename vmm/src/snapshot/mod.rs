@@ -9,7 +9,7 @@
 //! | `state.json` | [`VmState`] |
 //!
 //! `state.json` gets its name last, when everything else is on the disk. A directory without `state.json` is not a snapshot. When the
-//! client has got the answer, the snapshot survives a power loss. If the client created the directory, the client must flush the
+//! client receives the answer, the snapshot survives a power loss. If the client created the directory, the client must flush the
 //! directory's name.
 //!
 //! A snapshot is validated like an API request, because it may come from an untrusted source.

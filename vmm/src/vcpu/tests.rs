@@ -353,7 +353,7 @@ fn failure_while_an_access_completes_is_reported() {
     let is_failure =
         matches!(&outcome.event, Some(GuestEvent::Failed(why)) if why.contains("KVM cannot run the guest"));
     assert!(is_failure, "{outcome:?}");
-    // The vCPU does not run until it is reset, whatever orders it gets meanwhile.
+    // Before a reset, the vCPU does not run, even if it is ordered to run.
     vcpu.resume();
     vcpu.pause();
     vcpu.wait_paused();

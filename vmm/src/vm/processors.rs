@@ -194,7 +194,8 @@ impl Vcpus for Processors {
 }
 
 impl Vm {
-    /// Sets the guest's number of vCPUs to `count`, as far as the guest agrees. New vCPUs run if `run` is set.
+    /// Sets the wanted number of vCPUs to `count`. Adds missing vCPUs, and asks the guest to release surplus vCPUs. New vCPUs run if `run`
+    /// is set.
     pub(super) fn want_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
         self.park_gone();
         let Some(registers) = self.board.processors.clone() else {

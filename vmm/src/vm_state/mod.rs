@@ -81,8 +81,8 @@ pub struct VmState {
 }
 
 impl VmState {
-    /// Checks the state as a whole: its version, the number of vCPUs, and its RAM. `vcpus` is the range from the number at boot to the
-    /// maximum. `memory_len` is the number of bytes of memory.
+    /// Checks the state as a whole: its version, the number of vCPUs, and its RAM. `vcpus` is the range from the number of vCPUs at boot to
+    /// their maximum number. `memory_len` is the number of bytes of memory.
     ///
     /// # Errors
     /// The state breaks a rule.

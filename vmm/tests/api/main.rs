@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests the API of a real `carom` process without a guest: the start of the process, its clients, and the files that are
-//! left after its end.
+//! Tests the API of a real `carom` process without a guest. The tests cover the start of the process, its clients, and the files that
+//! remain after its end.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -38,7 +38,8 @@ pub(crate) fn of_code(roles: &[ThreadRole]) -> Calls {
     calls
 }
 
-/// Returns the calls in the page's table, and the errors in the table. Its columns are `| call | arguments | roles | reason |`.
+/// Returns the calls in the page's table, and the errors in the table. The columns of the table are `| call | arguments | roles | reason
+/// |`.
 pub(crate) fn of_page(page: &str) -> (Calls, Vec<String>) {
     let (mut calls, mut wrong) = (Calls::new(), Vec::new());
     for row in rows(page, "| call | ") {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls that Kata Containers makes to Cloud Hypervisor, with its Go client.
+//! Tests the API calls that Kata Containers makes to Cloud Hypervisor with its Go client.
 //!
 //! `CAROM_KATA_CLIENT` names the program that is built from `driver.go` and Kata's Go client (`docs/kata.md`). Without this variable, the
 //! recorded requests of the client are sent again. With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of libvirt's driver for Cloud Hypervisor with Carom, through the life of a domain.
+//! Tests libvirt's driver for Cloud Hypervisor, which controls Carom here. The steps cover the life of a domain.
 //!
 //! `CAROM_LIBVIRT` names the directory that libvirt was installed in (`docs/libvirt.md`). libvirt's daemon runs in its own namespaces, and
 //! virsh controls the daemon. Without the variable, the recorded requests of libvirt are sent again. With `CAROM_BLESS=1`, the requests

@@ -102,7 +102,7 @@ pub(crate) fn vhost_user(socket: &Path) {
 
 fn vhost_user_client(socket: &UnixStream) -> Option<()> {
     let mut config = [0; 256];
-    // 2048 sectors; blocks of 512 bytes.
+    // The disk has 2048 sectors and blocks of 512 bytes.
     config[..24].copy_from_slice(&words(&[2048, 0, 1 << 20, 126, 0, 512]));
     let mut files = Vec::new();
     loop {

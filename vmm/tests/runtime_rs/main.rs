@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls that Kata Containers' runtime in Rust makes to Cloud Hypervisor, with Cloud Hypervisor's `api_client`.
+//! Tests the API calls that Kata Containers' runtime in Rust makes to Cloud Hypervisor with Cloud Hypervisor's `api_client`.
 //!
 //! `CAROM_RUNTIME_RS_CLIENT` names the program that is built from `driver.rs`, the runtime's crate `ch-config` and `api_client`
 //! (`docs/kata.md`). Without this variable, the recorded requests of the driver are sent again, also on one connection. With
-//! `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing. The steps do not include
-//! `add-net`, whose request carries descriptors, because it needs a tap interface of the host.
+//! `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing. The steps do not include `add-net`,
+//! because its request carries descriptors of a tap interface on the host.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

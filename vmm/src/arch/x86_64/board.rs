@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn reset_clears_everything_that_the_guest_wrote_to_ports() {
-        // The last state is that of the ACPI timer. It is not compared, because a reset does not stop the timer.
+        // The ACPI timer's state is the last. The test does not compare this state, because a reset does not stop the timer.
         let states = |devices: &Board| devices.save().unwrap()[..5].to_vec();
         let (used, new) = (made(), states(&made()));
         let write = |device: &dyn BusDevice, offset, data: &[u8]| device.write(offset, data);

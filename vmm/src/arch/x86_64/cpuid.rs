@@ -101,8 +101,8 @@ impl CpuidTemplate {
             }
             0x8000_0001 if !self.nested => entry.ecx &= !SVM,
             0x8000_0008 => {
-                // Widths of physical addresses, of linear addresses, and of a nested guest's physical addresses. A last width of 0 means
-                // that it is the same as the first.
+                // Widths of physical addresses, of linear addresses, and of a nested guest's physical addresses. If the last width is 0, it
+                // equals the first width.
                 let [physical, linear, of_guests, rest] = entry.eax.to_le_bytes();
                 let most = self.max_phys_bits;
                 entry.eax = u32::from_le_bytes([physical.min(most), linear, of_guests.min(most), rest]);

@@ -31,7 +31,7 @@ pub const PVH_MEMORY_MAP: u64 = 0x6100;
 pub const ZERO_PAGE: u64 = 0x7000;
 /// Stack of the boot processor, growing down.
 pub const BOOT_STACK: u64 = 0x8ff0;
-/// Top-level page table of the boot processor; two more levels follow, a page each.
+/// Top-level page table of the boot processor. The next two pages contain the lower levels.
 pub const BOOT_PML4: u64 = 0x9000;
 /// Kernel command line, with room for [`limits::CMDLINE_MAX`] bytes.
 pub const CMDLINE: u64 = 0x2_0000;
@@ -90,7 +90,7 @@ pub const PCI_ECAM: u64 = 0xf800_0000;
 pub const PCI_ECAM_SIZE: u64 = MIB;
 /// Bytes of ECAM for the maximum number of segments.
 pub const PCI_ECAM_MAX_SIZE: u64 = PCI_ECAM_SIZE * limits::MAX_PCI_SEGMENTS as u64;
-/// Number of the last slot for devices. On segment 0, pvpanic is in this slot, and the watchdog is in the slot before. In a VM without
+/// Number of the last slot for devices. On segment 0, pvpanic is in this slot, and the watchdog is in the previous slot. In a VM without
 /// pvpanic, the watchdog is in this slot.
 pub const LAST_SLOT: u8 = 31;
 /// Legacy PCI configuration ports.

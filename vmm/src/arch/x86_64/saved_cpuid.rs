@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! CPUID in a snapshot: a guest reads it once, and relies on everything in it.
+//! CPUID in a snapshot. A guest reads CPUID once and relies on it, so a restored guest needs all saved features.
 
 use carom_api::limits::PHYS_BITS;
 use devices::state::StateError;

@@ -179,7 +179,7 @@ impl QueuedWriter {
                 }
             }
             state.pushing.retain(|other| *other != turn);
-            // Wake the next caller, which may find room too, or need not wait any more.
+            // Wake the next caller. It may also find room, or may no longer need to wait.
             self.0.emptied.notify_all();
         }
         if self.0.has_room(&state, bytes) {

@@ -92,8 +92,8 @@ fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
     );
 }
 
-/// Writes the host bridge of a segment. After the bus number, the bridge's resources are `first`, the segment's I/O ports, `mem32`, and the
-/// segment's 64-bit memory.
+/// Writes the host bridge of a segment. The bridge's resources are, in this order: the bus number, `first`, the segment's I/O ports,
+/// `mem32`, and the segment's 64-bit memory.
 fn bridge(
     config: &TableConfig,
     segment: u16,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Clears the parts of an ELF image's memory for which the file has no bytes, such as BSS. The System V ABI ("Program Header") requires
-//! zeros there. linux-loader writes only the file's bytes, which is enough for fresh RAM, but not for the RAM of a guest that was reset.
+//! zeros there. linux-loader writes only the file's bytes. This is enough for fresh RAM, but not for the RAM of a guest that was reset.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -71,7 +71,7 @@ fn bytes<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
     std::array::from_fn(|place| header[at + place])
 }
 
-/// Clears a range of RAM, except between `LOW_RAM_END` and `HIGH_RAM_START`, because tables are written there before an image is loaded.
+/// Clears a range of RAM. Skips the addresses between `LOW_RAM_END` and `HIGH_RAM_START`, because they already contain tables.
 ///
 /// Pages that are already zero are not written, because a write would make the host allocate or unshare them. Reading may also
 /// allocate a page. Therefore `fresh` RAM, which no guest has used, is skipped if no region in the range is backed by a file with data.
