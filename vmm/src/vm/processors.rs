@@ -105,7 +105,7 @@ impl Processors {
         }
     }
 
-    /// Adds a paused vCPU to a guest that already has vCPUs. If vCPU `number` is parked, it is used again. Otherwise a new vCPU is created.
+    /// Adds a paused vCPU to a guest that already has vCPUs. Reuses vCPU `number` if it is parked. Otherwise creates a new vCPU.
     fn bring(&mut self, kvm: &KvmVm, number: u32) -> Result<(), VmError> {
         let Some(made) = self.parked.remove(&number) else {
             let made = self.make(kvm, number)?;

@@ -67,7 +67,7 @@ fn outputs(path: &str) -> [(Vec<String>, &'static [&'static str], bool); 2] {
 /// Function that opens the other end of an output.
 type Reader<'a> = &'a dyn Fn(&mut Carom, &Path) -> Box<dyn Read + Send>;
 
-/// Runs the program with each set of outputs to `path`, which `reader` can read.
+/// Runs the program once with each set of options from [`outputs`]. `reader` opens the other end of `path`, if it has one.
 fn works(dir: &Path, path: &str, reader: Option<Reader>) {
     for (options, texts, comes_first) in outputs(path) {
         let options: Vec<&str> = options.iter().map(String::as_str).collect();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Servers of a vfio-user device and of a vhost-user disk, which follow the protocols. Each serves one client after the other
-//! until the test ends.
+//! Servers of a vfio-user device and of a vhost-user disk, which follow the protocols. Each server serves one client after the other until
+//! the test ends.
 
 use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;

@@ -27,12 +27,12 @@ pub const fn slots(segment: u16) -> RangeInclusive<u8> {
     first(segment)..=LAST
 }
 
-/// Returns the slots behind the virtio-iommu, in a VM that has one. `all` is true if the whole segment is behind it.
+/// Returns the slots behind the virtio-iommu, for a VM with a virtio-iommu. `all` is true if the whole segment is behind it.
 pub const fn slots_behind_iommu(segment: u16, all: bool) -> RangeInclusive<u8> {
     first(segment)..=if all { LAST } else { LAST_BEHIND_IOMMU }
 }
 
-/// Returns the slots that are not behind the virtio-iommu, in a VM that has one.
+/// Returns the slots that are not behind the virtio-iommu, for a VM with a virtio-iommu.
 pub const fn slots_beside_iommu(all: bool) -> RangeInclusive<u8> {
     let last = if all { LAST } else { LAST_BEHIND_IOMMU };
     last + 1..=LAST

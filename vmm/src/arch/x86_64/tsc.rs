@@ -82,7 +82,7 @@ impl TscState {
     }
 }
 
-/// Restored counter of the first vCPU, which the counters of vCPUs added later follow.
+/// Restored counter of the first vCPU. The counters of vCPUs that are added later follow this counter.
 #[derive(Clone, Copy, Debug)]
 pub struct LeadingCounter {
     khz: u32,

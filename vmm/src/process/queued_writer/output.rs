@@ -73,7 +73,7 @@ impl<O: Output> Pen<O> {
         Written { lost: (piece.len() - done) as u64, result }
     }
 
-    /// Writes whole lines. Before them, reports lines that were lost in earlier failed writes.
+    /// Writes whole lines. First reports the lines that were lost in earlier failed writes.
     pub(super) fn write_lines(&mut self, piece: &[u8], notice: &Notice) -> Written {
         let mut before = Vec::new();
         if self.failed > 0 {
