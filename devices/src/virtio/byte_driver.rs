@@ -74,7 +74,7 @@ pub(super) fn set_up(
     status == [11]
 }
 
-/// Number of elements of a queue of a [`ByteDriver`].
+/// Number of elements in each queue of a [`ByteDriver`].
 const SIZE: u16 = 16;
 
 /// RAM layout of a [`ByteDriver`].

@@ -81,7 +81,7 @@ pub struct SharedRegion {
 pub trait Interrupt: Send + Sync {
     /// Notifies the driver that the device has used buffers of `queue`.
     fn queue_used(&self, queue: u16);
-    /// Returns the eventfd of the queue's interrupt. Another process can write the eventfd to notify the driver, without a call of this
+    /// Returns the eventfd of the queue's interrupt. Another process can write the eventfd to notify the driver without the help of this
     /// process.
     ///
     /// Returns `None` if the driver has set up no interrupt for the queue. The caller then calls [`queue_used`](Self::queue_used) instead.
@@ -157,8 +157,8 @@ pub struct DeviceProperties<'d> {
     pub device_type: u16,
     /// PCI class, subclass and programming interface, as 24 bits.
     pub pci_class: u32,
-    /// Features that the device offers: bits of its device type, and bits 28 (`INDIRECT_DESC`) and 29 (`EVENT_IDX`) if the device
-    /// supports these. The transport adds `VERSION_1`.
+    /// Features that the device offers: bits of its device type, and bits 28 (`INDIRECT_DESC`) and 29 (`EVENT_IDX`) if the device supports
+    /// these ring features. The transport adds `VERSION_1`.
     pub features: u64,
     /// Maximum size of each queue. Each size is a power of two.
     pub queue_sizes: &'d [u16],
@@ -276,9 +276,10 @@ pub trait VirtioDevice: Send + Sync {
     }
     /// Stops all queues until [`resume`](Self::resume).
     ///
-    /// The transport calls this method when the VM is paused. While vCPUs run, the transport also calls this method when the driver forbids
-    /// bus use: bus mastering is off, or the power state is not D0. When this method returns, the device accesses no guest memory. No
-    /// request is half served, except for requests that are part of the saved state. The call must end within a bounded time, like a reset.
+    /// The transport calls this method when the VM is paused, and when the driver of a running VM forbids bus use. A driver forbids bus use
+    /// when it turns bus mastering off, or selects a power state other than D0. When this method returns, the device accesses no guest
+    /// memory. No request is half served, except for requests that are part of the saved state. The call must end within a bounded time,
+    /// like a reset.
     fn pause(&self) {
         self.queues().into_iter().for_each(DeviceQueues::pause);
     }

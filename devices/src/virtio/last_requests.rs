@@ -12,7 +12,8 @@ use crate::crash::{Claim, Ring, RingKind};
 pub struct LastRequests {
     id: String,
     device_type: u16,
-    /// Ring of each queue. The device claims a ring when it first serves the queue. If no ring is free then, the cell contains `None`.
+    /// Ring of each queue. The device claims a ring when it first serves the queue. If no ring is free at this time, the cell contains
+    /// `None`.
     queues: Vec<OnceLock<Option<Claim>>>,
 }
 

@@ -198,7 +198,7 @@ impl MemorySlots for FakeSlots {
 
 /// Changes a saved state in one place. `place`, modulo the number of places, selects the place. `with` selects the change:
 /// * A number becomes another number.
-/// * An array loses its last element, or gets its first element again at its end.
+/// * An array loses its last element, or a copy of its first element is appended.
 /// * A boolean is inverted.
 /// * `null` becomes a number.
 /// * A string or object becomes `null`.

@@ -15,7 +15,7 @@ const HEADER: u64 = 4;
 /// Size of an element in bytes.
 const ELEMENT: u64 = 8;
 
-/// Adds `used` to the used ring, and makes all elements visible to the driver at once. Each element is the head index of a chain and the
+/// Adds `used` to the used ring, and makes all elements visible to the driver together. Each element is the head index of a chain and the
 /// number of bytes that were written to the chain.
 pub(super) fn add_used(queue: &mut Queue, memory: &impl GuestMemory, used: &[(u16, u32)]) -> Result<(), Error> {
     let ring = GuestAddress(queue.used_ring());

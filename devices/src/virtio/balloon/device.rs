@@ -63,7 +63,7 @@ impl VirtioBalloon {
         self.counts.read()
     }
 
-    /// Returns the size of the balloon in bytes, as reported by the driver. The value is not checked.
+    /// Returns the size of the balloon in bytes, as reported by the driver. The device does not check this value.
     pub fn actual_size(&self) -> u64 {
         u64::from(self.actual.load(Ordering::Relaxed)) * PAGE
     }

@@ -28,7 +28,7 @@ use crate::reclaim::Reclaim;
 
 /// Parameters of a virtio-balloon device.
 pub struct BalloonParams {
-    /// Name for logs, threads and the API.
+    /// Name of the device in logs, thread names and the API.
     pub id: String,
     /// Target size of the balloon in bytes. The device rounds the size down to whole pages.
     pub size: u64,
@@ -38,13 +38,13 @@ pub struct BalloonParams {
     pub free_page_reporting: bool,
     /// Component that returns pages to the host.
     pub reclaim: Arc<Reclaim>,
-    /// Guest memory that the device can access. The queues contain guest-physical addresses, so this is all RAM.
+    /// Guest memory that the device can access. It must be all RAM, because the queues contain guest-physical addresses.
     pub memory: DeviceMemory,
-    /// Interrupt vectors.
+    /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Platform interface that registers queue notifications.
+    /// Platform interface that connects the doorbells of queues. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Observer of activation, failure and reset of the device.
+    /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 

@@ -13,8 +13,8 @@ pub mod queue {
     pub const INFLATE: u16 = 0;
     /// Pages that the driver removes from the balloon.
     pub const DEFLATE: u16 = 1;
-    /// Possible indices of the queue for free pages. The specification says 4. Some drivers, such as Linux's driver, skip the indices of
-    /// queues whose features the device does not offer. These drivers use index 2.
+    /// Possible indices of the queue for free pages. The specification assigns index 4. Some drivers, such as Linux's driver, skip the
+    /// indices of queues whose features the device does not offer. These drivers use index 2.
     pub const REPORTING: std::ops::RangeInclusive<u16> = 2..=4;
 }
 

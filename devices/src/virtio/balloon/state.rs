@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Kind and version.
+/// Kind and version of the saved state.
 pub(super) const STATE: (&str, u32) = ("balloon", 1);
 
 /// Configuration fields. The transport does not save them.

@@ -140,7 +140,7 @@ impl Pages<'_> {
                     self.numbers.push(u32::from_le(memory.read_obj(place).map_err(|_| OUTSIDE)?));
                 }
                 self.counts.inflated_bytes.fetch_add(self.numbers.len() as u64 * PAGE, Ordering::Relaxed);
-                // Sort the pages, so that contiguous pages are returned together whatever order the driver uses.
+                // Sort the pages, so that contiguous pages are returned together, regardless of the driver's order.
                 self.numbers.sort_unstable();
                 self.numbers.dedup();
                 for run in self.numbers.chunk_by(|page, next| page + 1 == *next) {

@@ -42,7 +42,7 @@ pub(super) fn bytes(image: &Image, queues: u16, queue_size: u16) -> [u8; CONFIG_
     let mut bytes = [0; CONFIG_BYTES];
     let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
     let sectors_of_discard = image.discard_block() / u32::try_from(SECTOR).unwrap_or(512);
-    // A request needs two more descriptors, for its header and its status.
+    // In addition to its data, a request needs a descriptor for its header and a descriptor for its status.
     put(12, &u32::from(queue_size.saturating_sub(2)).to_le_bytes());
     put(20, &image.block().to_le_bytes());
     let blocks = image.physical_block() / image.block();

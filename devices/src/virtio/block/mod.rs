@@ -47,7 +47,7 @@ use crate::sandbox::HostCpus;
 
 /// Parameters of a disk.
 pub struct BlockParams {
-    /// Name for logs, threads and the API.
+    /// Name of the device in logs, thread names and the API.
     pub id: String,
     /// Content of the disk.
     pub image: Image,
@@ -65,11 +65,11 @@ pub struct BlockParams {
     pub affinity: BTreeMap<u16, HostCpus>,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,
-    /// Interrupt vectors.
+    /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Platform interface that registers queue notifications.
+    /// Platform interface that connects the doorbells of queues. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Observer of activation, failure and reset of the device.
+    /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Kind and version.
+/// Kind and version of the saved state.
 pub(super) const STATE: (&str, u32) = ("block", 1);
 
 /// Configuration fields that the driver has read and relies on. The transport saves the registers and queues. No request is under way when

@@ -33,7 +33,7 @@ pub(super) struct Incoming {
     pub(super) driver: bool,
     /// Size of the terminal.
     pub(super) size: Size,
-    /// Size in the last notification of the driver.
+    /// Terminal size of which the driver was last notified.
     pub(super) announced: Option<Size>,
 }
 

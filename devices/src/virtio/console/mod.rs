@@ -30,18 +30,18 @@ use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 
 /// Parameters of a virtio-console device.
 pub struct ConsoleParams {
-    /// Name for logs, threads and the API.
+    /// Name of the device in logs, thread names and the API.
     pub id: String,
     /// Destination of the guest's output, written in pieces of at most 256 bytes. A write must not block for long, because a pause of the
     /// VM waits for the write.
     pub output: Box<dyn Write + Send>,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,
-    /// Interrupt vectors.
+    /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Platform interface that registers queue notifications.
+    /// Platform interface that connects the doorbells of queues. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Observer of activation, failure and reset of the device.
+    /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 

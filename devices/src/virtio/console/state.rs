@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Size;
 
-/// Kind and version.
+/// Kind and version of the saved state.
 pub(super) const STATE: (&str, u32) = ("console", 1);
 
 /// Saved device state, in addition to the transport's registers and queues.
@@ -15,7 +15,7 @@ pub(super) const STATE: (&str, u32) = ("console", 1);
 pub(super) struct ConsoleState {
     /// Input that the driver has not received yet.
     pub(super) input: Vec<u8>,
-    /// Size in the last notification of the driver.
+    /// Terminal size of which the driver was last notified.
     #[serde(rename = "told")]
     pub(super) announced: Option<Size>,
     /// Number of bytes of the next request that are already printed.

@@ -175,7 +175,7 @@ impl VirtioIommu {
         self.queues.stalls()
     }
 
-    /// Returns the stalls, or `None` if another thread holds the lock for more than some microseconds.
+    /// Returns the stalls, or `None` if another thread holds the lock on the stalls for more than some microseconds.
     pub(super) fn poll_stalls_soon(&self) -> Option<Histogram> {
         self.queues.stalls_soon()
     }

@@ -22,7 +22,7 @@ use crate::windows::WindowMemory;
 /// Settings and current usage of a virtio-iommu device. The engine's [`Report`] contains latencies, and counters per domain and endpoint.
 #[derive(Clone, Debug, Default)]
 pub struct IommuStatus {
-    /// Totals of the engine.
+    /// Counters of the engine, for all domains and endpoints together.
     pub counters: Counters,
     /// Maximum window memory of all domains together, in bytes.
     pub budget: u64,
@@ -36,8 +36,8 @@ pub struct IommuStatus {
     pub held_window_bytes: u64,
     /// Windows of all domains.
     pub windows: Vec<DomainWindow>,
-    /// Stalls. A stall is the time that a request waited because the polling thread had no CPU. Each value is the maximum time that a
-    /// request may have waited.
+    /// Stalls. A stall is the time that a request waited because the polling thread had no CPU. The exact time is unknown, so each value is
+    /// the maximum time that a request may have waited.
     pub poll_stalls: Histogram,
 }
 
@@ -81,7 +81,7 @@ impl IommuHandle {
         self.device.allow_polling(allowed);
     }
 
-    /// Maps added RAM for all endpoints in bypass mode.
+    /// Maps a new region of guest RAM for all endpoints in bypass mode.
     ///
     /// # Errors
     /// The host cannot map the RAM for one of these endpoints. The RAM is then mapped for no endpoint.
@@ -89,8 +89,8 @@ impl IommuHandle {
         lock(&self.engine).add_ram(region.start_addr().0, region.len())
     }
 
-    /// Unmaps RAM for all endpoints. Call this if the addition of the RAM has failed, after the RAM was removed from the guest. A driver
-    /// may have mapped the RAM before the removal.
+    /// Unmaps a region of RAM for all endpoints. Call this function if the region could not be added, once the region is removed from the
+    /// guest. A driver may have mapped the region while the guest had it.
     ///
     /// Returns false if the host keeps part of the RAM mapped. The caller must then keep the pages.
     #[must_use]
@@ -136,7 +136,8 @@ impl IommuHandle {
         self.devices.as_ref()
     }
 
-    /// Maps the device memory that was mapped in a restored state. Call this once the guest sees the memory again.
+    /// Restores the mappings of device memory that a restored state contains. Call this function once the device memory is visible to the
+    /// guest again.
     ///
     /// # Errors
     /// A [`RestoreError`] that names the mapping.
@@ -167,7 +168,7 @@ impl IommuHandle {
         lock(&self.engine).report()
     }
 
-    /// Returns the engine's totals.
+    /// Returns the engine's counters, for all domains and endpoints together.
     pub fn counters(&self) -> Counters {
         lock(&self.engine).counters()
     }

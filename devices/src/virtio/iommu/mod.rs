@@ -58,7 +58,7 @@ pub struct RingFeatures {
 
 /// Parameters of a virtio-iommu device.
 pub struct IommuParams {
-    /// Name for logs and the API.
+    /// Name of the device in logs and the API.
     pub id: String,
     /// Guest RAM. The RAM contains the queues, and the guest can map the RAM for its devices.
     pub memory: Arc<Ram>,

@@ -29,9 +29,9 @@ impl Pace {
         Self { count: 0, since: Some(Instant::now()), poll_time }
     }
 
-    /// Calls `serve`, which serves the requests of one notification or of one check of the ring. The first value is the result of `serve`.
-    /// The second value is `None` if the call made no measurement. Otherwise the second value is true if polling pays: the last [`SAMPLE`]
-    /// calls were on average less than [`Pace::poll_time`] apart.
+    /// Calls `serve`, which serves the requests of one notification or of one check of the ring. Returns the result of `serve`, and true if
+    /// polling pays: the last [`SAMPLE`] calls were on average less than [`Pace::poll_time`] apart. If the call made no measurement, the
+    /// second value is `None`.
     pub(super) fn measure<R>(&mut self, serve: impl FnOnce() -> R) -> (R, Option<bool>) {
         self.count += 1;
         if self.count < SAMPLE {

@@ -19,7 +19,7 @@ use crate::ram::Ram;
 use crate::sync::{lock, lock_soon};
 use crate::virtio::{DeviceError, Driver, Interrupt, QueueState};
 
-/// State of a running driver.
+/// State that exists while a driver is active.
 struct Active {
     /// Number that changes whenever polling must end: for each new driver, at each stop of the request queue, and at each pause of a polled
     /// queue.
@@ -115,7 +115,7 @@ impl Queues {
         *lock(&self.stalls)
     }
 
-    /// Returns the stalls, or `None` if another thread holds the lock for more than some microseconds.
+    /// Returns the stalls, or `None` if another thread holds the lock on the stalls for more than some microseconds.
     pub(super) fn stalls_soon(&self) -> Option<Histogram> {
         lock_soon(&self.stalls).map(|stalls| *stalls)
     }
@@ -146,7 +146,7 @@ impl Queues {
         }
     }
 
-    /// Stops a queue. When this function returns, no thread accesses the queue any more. Returns its position.
+    /// Stops a queue, and returns the queue's position. When this function returns, no thread accesses the queue any more.
     pub(super) fn stop(&self, index: u16) -> Option<QueueState> {
         let mut active = lock(&self.active);
         let active = active.as_mut()?;
@@ -295,8 +295,8 @@ fn lock_or_wait<T>(mutex: &Mutex<T>) -> (MutexGuard<'_, T>, bool) {
 }
 
 impl Active {
-    /// Serves a queue after a notification, or after polling has found requests. Then delivers faults if `queue` is the event queue. Also
-    /// delivers faults if a request has caused faults.
+    /// Serves a queue after a notification, or after polling has found requests. Then delivers the pending faults, if there are any. Also
+    /// delivers faults if `queue` is the event queue.
     fn serve(&mut self, queue: u16, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
         let (mut engine, late) = lock_or_wait(engine);
         if let (REQUEST_QUEUE, Some(requests)) = (queue, &mut self.requests) {
@@ -309,13 +309,14 @@ impl Active {
         if queue == EVENT_QUEUE || engine.has_faults() { self.deliver(&mut engine) } else { Ok(()) }
     }
 
-    /// Asks for notifications again, and serves the requests in the queue. Serves at most as many requests as the queue holds.
+    /// Asks for notifications again, and serves the requests in the queue. The queue size limits the number of requests that one call
+    /// serves.
     fn drain(&mut self, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
         let Some(requests) = &mut self.requests else { return Ok(()) };
         if requests.resume_notifications(&self.memory)? { self.serve(REQUEST_QUEUE, engine) } else { Ok(()) }
     }
 
-    /// Delivers faults. An error is only logged: the next notification fails for the same reason, and then the driver is notified.
+    /// Delivers faults. Only logs an error, because the next notification fails for the same reason and reports the error to the driver.
     fn deliver_waiting(&mut self, engine: &mut Engine) {
         if let Err(error) = self.deliver(engine) {
             debug!("{error}");

@@ -23,7 +23,7 @@ impl RamView {
         Self { ram: memory, devices, mmio }
     }
 
-    /// Returns the part of `[gpa, gpa + len)` from `gpa` to at most the end of the region that contains `gpa`.
+    /// Returns the memory at `[gpa, gpa + len)`, cut off at the end of the region that contains `gpa`.
     fn part(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
         let gpa = GuestAddress(gpa);
         let region = self.ram.find_region(gpa)?;

@@ -62,10 +62,10 @@ impl RequestQueue {
 
     /// Serves the requests in the queue. Returns true if the driver wants an interrupt.
     ///
-    /// One call serves at most as many requests as the queue holds. This includes all requests that were present at the notification. So a
-    /// vCPU that keeps adding requests cannot keep another vCPU in this function. For later requests, the driver sends another
-    /// notification, or the polling thread finds the requests. The polling thread asks for notifications again only when the queue is
-    /// empty.
+    /// The queue size limits the number of requests that one call serves. The call serves at least the requests that were present at the
+    /// notification. A vCPU that keeps adding requests cannot keep another vCPU in this function. For later requests, the driver sends
+    /// another notification, or the polling thread finds the requests. The polling thread asks for notifications again only when the queue
+    /// is empty.
     pub(super) fn serve(&mut self, memory: &Ram, engine: &mut Engine) -> Result<bool, DeviceError> {
         let memory = &NearMemory::new(memory);
         if !self.suppressed {
@@ -122,8 +122,8 @@ impl RequestQueue {
         self.queue.next_avail()
     }
 
-    /// Takes and serves requests from the queue. Returns their number. UNMAPs are first collected. They are served before the next request
-    /// of another kind, or by the caller at the end.
+    /// Takes and serves requests from the queue. Returns their number. UNMAPs are first collected. This function serves the collected
+    /// UNMAPs before the next request of another kind. The caller serves the UNMAPs that are left at the end.
     fn take<'m>(&mut self, memory: &'m NearMemory<'m>, engine: &mut Engine) -> Result<u16, DeviceError> {
         let broken = broken(REQUEST_QUEUE);
         let ring_error = ring_error(REQUEST_QUEUE);

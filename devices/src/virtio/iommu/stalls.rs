@@ -5,7 +5,7 @@
 //! A driver sends no notification while the thread polls, so the arrival time of a request is unknown. But the thread knows when it last
 //! ran: when it finished the previous requests, or when it last read the clock. It reads the clock after a fixed number of checks of the
 //! ring. The time between two reads is short, unless the host, or a hypervisor below the host, ran something else on the CPU. If the thread
-//! finds requests after it did not run for a long time, the requests waited at most this long.
+//! finds requests after a long time without a CPU, the requests waited at most for this time.
 //!
 //! The engine reads the clock around each request anyway, so this measurement costs only a few comparisons for each batch.
 

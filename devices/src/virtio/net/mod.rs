@@ -2,10 +2,10 @@
 
 //! virtio-net: network devices backed by a host interface (virtio 1.4, section 5.1).
 //!
-//! `device` is the interface to the transport. Each `pair` of queues has a thread. The thread alternates (`turn`) between `receive`, which
-//! passes packets from the host to the guest, and `transmit`, which passes packets from the guest to the host. `control` runs in a separate
-//! thread, and executes the driver's commands that set the number of pairs. The host interface is a [`Carrier`] with a file for each pair.
-//! Packets are copied once, between the pair's file and the guest's `buffers`.
+//! `device` is the interface to the transport. Each `pair` of queues has a thread. The thread alternates (`turn`) between `receive` and
+//! `transmit`. `receive` passes packets from the host to the guest, and `transmit` passes packets from the guest to the host. `control`
+//! runs in a separate thread, and executes the driver's commands that set the number of pairs. The host interface is a [`Carrier`] with a
+//! file for each pair. Packets are copied once, between the pair's file and the guest's `buffers`.
 
 mod buffers;
 mod carrier;
@@ -44,7 +44,7 @@ use crate::rate_limit::{RateLimiter, RateLimits};
 
 /// Parameters of a network device.
 pub struct NetParams {
-    /// Name for logs, threads and the API.
+    /// Name of the device in logs, thread names and the API.
     pub id: String,
     /// Host interface.
     pub carrier: Box<dyn Carrier>,
@@ -54,11 +54,11 @@ pub struct NetParams {
     pub limits: Option<RateLimits>,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,
-    /// Interrupt vectors.
+    /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Platform interface that registers queue notifications.
+    /// Platform interface that connects the doorbells of queues. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Observer of activation, failure and reset of the device.
+    /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 

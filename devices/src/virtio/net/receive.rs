@@ -51,7 +51,7 @@ pub(super) struct Receive {
     throttle: Throttle,
 }
 
-/// Result of a step.
+/// Result of the attempt to pass one packet to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// A packet was written to the driver's buffers, or was dropped.

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Kind and version.
+/// Kind and version of the saved state.
 pub(super) const STATE: (&str, u32) = ("net", 1);
 
 /// Configuration fields that the driver has read and relies on, and the number of pairs that the driver has set. The state contains no

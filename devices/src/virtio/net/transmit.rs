@@ -38,7 +38,7 @@ pub(super) struct Transmit {
     throttle: Throttle,
 }
 
-/// Result of a step.
+/// Result of the attempt to send one packet to the host.
 enum Step {
     /// A packet was sent to the host or dropped.
     Done,

@@ -105,7 +105,7 @@ impl Memory {
     /// Registers the memory at `gpa`, and removes its previous registration.
     ///
     /// # Errors
-    /// The platform rejects the change. Then the memory is not registered, or still at its previous address.
+    /// The platform rejects the change. Then the memory is not registered, or is still registered at its previous address.
     pub(super) fn show(&self, gpa: u64) -> io::Result<()> {
         let mut mapped = lock(&self.mapped);
         if mapped.is_some_and(|mapped| mapped.gpa == gpa) {

@@ -35,7 +35,7 @@ use crate::platform::{DeviceObserver, Doorbells, MemorySlots, MsiAllocator};
 
 /// Parameters of a virtio-pmem device.
 pub struct PmemParams {
-    /// Name for logs, threads and the API.
+    /// Name of the device in logs, thread names and the API.
     pub id: String,
     /// File, open for reading, and also for writing unless writes are discarded.
     pub file: File,
@@ -49,11 +49,11 @@ pub struct PmemParams {
     pub slots: Arc<dyn MemorySlots>,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,
-    /// Interrupt vectors.
+    /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Platform interface that registers queue notifications.
+    /// Platform interface that connects the doorbells of queues. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Observer of activation, failure and reset of the device.
+    /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 

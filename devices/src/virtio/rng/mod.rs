@@ -27,18 +27,18 @@ use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 
 /// Parameters of a virtio-rng device.
 pub struct RngParams {
-    /// Name for logs, threads and the API.
+    /// Name of the device in logs, thread names and the API.
     pub id: String,
     /// Source of random bytes: a file that the device reads from the file's current offset. The file must be open with `O_NONBLOCK`, so
     /// that reads do not block.
     pub source: File,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,
-    /// Interrupt vectors.
+    /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Platform interface that registers queue notifications.
+    /// Platform interface that connects the doorbells of queues. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Observer of activation, failure and reset of the device.
+    /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 

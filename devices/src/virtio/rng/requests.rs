@@ -39,7 +39,7 @@ pub(super) struct Requests {
     throttle: Throttle,
 }
 
-/// Result of a step.
+/// Result of the attempt to serve one request.
 enum Step {
     /// A request was served.
     Served,

@@ -78,8 +78,8 @@ impl State {
         }
     }
 
-    /// Marks the device as failed until this driver resets it (virtio 1.3, section 2.1.2). The device's threads call this function, so it
-    /// must not lock the registers: a reset holds this lock while it waits for the threads (deadlock).
+    /// Marks the device as failed until this driver resets it (virtio 1.3, section 2.1.2). The device's threads call this function. It must
+    /// not lock the registers, because a reset holds this lock while it waits for the threads (deadlock).
     fn fail(&self, driver: DriverNumber, cause: &dyn std::fmt::Display) {
         if !self.lifecycle.fail(driver) {
             return;
@@ -129,7 +129,7 @@ impl Interrupt for DriverLine {
 
 /// Parameters of a virtio device on PCI.
 pub struct VirtioPciParams {
-    /// Name for logs and the API.
+    /// Name of the device in logs and the API.
     pub id: String,
     /// The device.
     pub device: Arc<dyn VirtioDevice>,

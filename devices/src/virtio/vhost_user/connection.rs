@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Connection to a server, which may be broken or hostile. If a server does not answer a request in time, the server is *gone*: the
+//! Connection to a server. The server may be broken or hostile. If a server does not answer a request in time, the server is *gone*: the
 //! connection keeps the reason, and all later requests fail immediately.
 
 use std::fs::File;

@@ -18,7 +18,7 @@ use crate::virtio::net::{Control, Pairs, control_queue};
 use crate::virtio::{Driver, QueueState};
 use crate::worker::Worker;
 
-/// Server of the device, as the receiver of the number of queue pairs.
+/// Server of the device, which receives the number of queue pairs in use.
 struct Server {
     id: String,
     shared: Arc<Shared>,

@@ -25,8 +25,7 @@ use crate::sync::lock;
 const START_TIME: Duration = Duration::from_secs(2);
 /// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Divisor of the limit below which a budget is spent. A budget is spent when the remaining time is less than 1/`SPENT` of an operation's
-/// time limit.
+/// A budget counts as spent when its remaining time is less than 1/`SPENT` of an operation's time limit.
 const SPENT: u32 = 10;
 
 /// Address of a device's server, and the requirements of the device.

@@ -51,7 +51,8 @@ impl VhostUserMapper {
     /// Sends the server a window chunk.
     fn give_chunk(&self, index: u32, len: u64) -> Result<(), MapError> {
         let windows = self.table.windows().ok_or(MapError::NoResources)?;
-        // A server maps each region for reads and writes. As for RAM, the translation limits the server's access.
+        // A server maps each region for reads and writes. The translations limit the server's access to the region, as they limit its
+        // access to RAM.
         let file = windows.hand_out(index, Permissions::READ | Permissions::WRITE)?;
         // If no file is available for this chunk, the driver works without the chunk.
         let file = file.ok_or(MapError::NoResources)?;
@@ -124,7 +125,7 @@ impl DmaMapper for VhostUserMapper {
         Ok(self.table.remove(iova, len, |_, _| {})?)
     }
 
-    /// Returns false: a reset of the VM takes all chunks back from the server.
+    /// Returns false: the server, not the host kernel, translates accesses for the device.
     fn keeps_page_tables(&self) -> bool {
         false
     }

@@ -75,7 +75,7 @@ pub const ROLE: ThreadRole = ThreadRole { name: "vhost-user", calls: &[calls::ME
 
 /// Parameters of a vhost-user device.
 pub struct VhostUserParams {
-    /// Name for logs, threads and the API.
+    /// Name of the device in logs, thread names and the API.
     pub id: String,
     /// Path of the socket at which the server listens.
     pub socket: PathBuf,

@@ -54,8 +54,8 @@ impl Credit {
         self.forwarded += u32::try_from(bytes).unwrap_or(BUF_ALLOC_32);
     }
 
-    /// Returns true if a credit update is due: more than half of the guest's credit is used up, and the host's side has accepted enough
-    /// bytes. So the guest receives new credit before its credit is used up.
+    /// Returns true if a credit update is due: more than half of the guest's credit is used up, and the update would return enough bytes of
+    /// credit. Enough is a quarter of the buffer, or all received bytes. So the guest receives new credit before its credit is used up.
     pub(super) fn needs_announcement(&self) -> bool {
         let (taken_up, news) = ((self.received - self.announced).0, (self.forwarded - self.announced).0);
         let drained = self.forwarded == self.received;

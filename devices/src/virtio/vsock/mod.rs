@@ -7,8 +7,8 @@
 //! needs no kernel module and no privilege, and guests cannot reach each other.
 //!
 //! `device` is the interface to the transport. One thread runs `traffic`: it reads and writes packets (`packet`) and passes them to the
-//! `hub`. The hub manages the connections (`connection`). `credit` implements the flow control, and `unix` the host's side. The host kernel
-//! copies data only between sockets and memory of this process, and never accesses the guest's memory.
+//! `hub`. The hub manages the connections (`connection`). `credit` implements the flow control, and `unix` implements the host's side. The
+//! host kernel copies data only between sockets and memory of this process, and never accesses the guest's memory.
 
 mod connection;
 mod counters;
@@ -40,7 +40,7 @@ use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 
 /// Parameters of a vsock device.
 pub struct VsockParams {
-    /// Name for logs, threads and the API.
+    /// Name of the device in logs, thread names and the API.
     pub id: String,
     /// CID of the guest, at least 3.
     pub cid: u32,
@@ -50,11 +50,11 @@ pub struct VsockParams {
     pub connections: usize,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,
-    /// Interrupt vectors.
+    /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Platform interface that registers queue notifications.
+    /// Platform interface that connects the doorbells of queues. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Observer of activation, failure and reset of the device.
+    /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Kind and version.
+/// Kind and version of the saved state.
 pub(super) const STATE: (&str, u32) = ("vsock", 1);
 
 /// Saved device state, which has no fields. The transport saves the registers and queues. Connections are never saved, because their other

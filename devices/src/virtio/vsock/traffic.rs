@@ -24,7 +24,7 @@ pub(super) const QUEUES: usize = 3;
 /// packets.
 const BATCH: usize = 64;
 
-/// Result of a step.
+/// Result of the attempt to move one packet between a queue and the hub.
 enum Step {
     Done,
     /// The queue has no buffer.

@@ -45,7 +45,7 @@ pub(super) fn open(path: &Path, format: Option<&str>, direct: bool) -> Result<Ba
     let (file, _) = host_file::open(path, true)?;
     let lock = ImageLock::take(&file, true, None)?;
     if is_qcow2 {
-        // Check the header before `set_flags` turns on direct I/O. The check then works whatever alignment direct I/O needs.
+        // Check the header before `set_flags` turns on direct I/O. The check then does not depend on the alignment that direct I/O needs.
         super::qcow2_header::check(&file, false)?;
     }
     host_file::set_flags(&file, direct)?;

@@ -20,7 +20,7 @@ use super::vhd;
 use crate::file_size;
 use crate::virtio::block::spec::SECTOR;
 
-/// Physical block size of a file: the usual block size of file systems.
+/// Physical block size of an image in a file: the usual block size of file systems.
 const FILE_BLOCK: u32 = 4096;
 
 /// Format of an image.
@@ -150,7 +150,8 @@ impl Image {
                 bytes - whole
             );
         }
-        // Only io_uring requests can outlive the process. A qcow2 image does not use io_uring, so it needs no mark.
+        // The mark protects against io_uring requests, because only these can outlive the process. A qcow2 image needs no mark, because its
+        // operations do not use io_uring.
         if qcow2.is_none() {
             lock.mark(&file);
         }
@@ -204,7 +205,7 @@ impl Image {
     }
 
     /// Changes the size of the disk and its file. Carom cannot change the size of a block device or of a read-only image. In these two
-    /// cases, the size must have been changed outside Carom before this call. No write may be under way, because a write beyond the new end
+    /// cases, another program must have changed the size before this call. No write may be under way, because a write beyond the new end
     /// would make the file grow again.
     ///
     /// # Errors
@@ -515,7 +516,7 @@ mod tests {
         let file = image(&[1; 1024]);
         let parents = file.reopen().unwrap();
         let own = parents.try_clone().unwrap();
-        // The descriptor stays open, so that no file of another test gets the same number.
+        // The descriptor stays open, so that another test cannot open a file with the same descriptor number.
         let number = own.as_raw_fd();
         crate::inherited::keep(number, own.into()).unwrap();
         let disk = Image::open(Path::new(&format!("/dev/fd/{number}")), WRITTEN).unwrap();

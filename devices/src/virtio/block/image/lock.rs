@@ -4,12 +4,12 @@
 //!
 //! A lock of an open file description (an OFD lock) ends when nothing refers to the description any more. io_uring refers to a request's
 //! description until the request has ended, and a request can outlive its process. Therefore the lock is on a separate description that no
-//! request uses. So the kernel releases the lock as soon as the process has ended or the disk was removed.
+//! request uses. So the kernel releases the lock as soon as the process ends or the disk is removed.
 //!
-//! After a process was killed, its requests may still write to the image. Therefore the description that requests use has a *mark*: a lock
-//! on a byte beyond the end of any image. The next user takes the lock, then waits until the last writer's mark is gone. Before a user
-//! releases its lock, the user waits until its own mark is gone. At this point, the kernel has closed the file, and the file system can be
-//! unmounted.
+//! After a process has been killed, its requests may still write to the image. Therefore the description that requests use has a *mark*: a
+//! lock on a byte beyond the end of any image. The next user takes the lock, then waits until the mark of the previous writer is gone.
+//! Before a user releases its lock, the user waits until its own mark is gone. Then the kernel has closed the file, and the host can
+//! unmount the file system.
 
 use std::fs::{self, File};
 use std::io;
@@ -109,7 +109,7 @@ impl ImageLock {
     fn is_free_within(&self, byte: i64, timeout: Duration) -> bool {
         let start = Instant::now();
         loop {
-            // Read the clock before the check: this thread may have had no CPU for longer than `timeout`.
+            // Read the clock before the check. If this thread had no CPU until `timeout` was over, it must still check once more.
             let is_over = start.elapsed() >= timeout;
             if !is_locked(self.file.as_fd(), byte) {
                 return true;

@@ -47,6 +47,6 @@ pub(in crate::virtio::block) const MAX_BUFFERS: usize = 1024;
 pub(in crate::virtio::block) struct Ended {
     /// Number that the operation was started with.
     pub(in crate::virtio::block) number: u64,
-    /// Number of bytes, or a negative error number.
+    /// Number of bytes that were read or written, or a negative error number.
     pub(in crate::virtio::block) result: i32,
 }

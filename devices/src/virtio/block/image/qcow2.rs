@@ -117,10 +117,10 @@ impl Qcow2Image {
         self.with(Access::flush)
     }
 
-    /// Runs an operation. Returns the number of bytes, or a negative error number.
+    /// Runs an operation. Returns the number of bytes that were read or written, or a negative error number.
     ///
     /// # Safety
-    /// The buffers are valid, and nothing else accesses them until this returns.
+    /// The buffers are valid, and nothing else accesses them until this function returns.
     pub(in crate::virtio::block) unsafe fn run(&self, op: &Op) -> i32 {
         let result = match *op {
             Op::Read { buffers, offset } => self.with(|access| {

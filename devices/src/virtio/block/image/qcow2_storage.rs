@@ -2,10 +2,10 @@
 
 //! Storage layer between the qcow2 crate and the image's file. The layer delays writes to the L1 table until the image is flushed.
 //!
-//! The crate caches L2 tables and refcounts in memory, and writes them in an order that keeps the image consistent if the process is killed
-//! at any time. But the crate writes an L1 entry immediately. The entry names an L2 table whose refcount may still be only in memory. If
-//! the process is killed now, the refcounts in the file do not include the L2 table. The cluster of the L2 table can then be allocated a
-//! second time.
+//! The crate caches L2 tables and refcounts in memory. It writes them in an order that keeps the image consistent, even if the process is
+//! killed. But the crate writes an L1 entry immediately. The entry names an L2 table whose refcount may still be only in memory. If the
+//! process is killed before the refcount is written, the refcounts in the file do not include the L2 table. The cluster of the L2 table can
+//! then be allocated a second time.
 
 use std::fmt::{self, Display, Formatter};
 use std::io;
@@ -151,8 +151,8 @@ impl Storage for Ordered {
         unsafe { self.file.pure_discard(offset, length) }
     }
 
-    /// Writes the waiting L1 entries. The crate calls this after it has written the other tables. These tables are synced first, so that an
-    /// L1 entry on the host's disk never refers to a table that is not on the disk yet.
+    /// Writes the waiting L1 entries. The crate calls this function after it has written the other tables. The function syncs these tables
+    /// first. So an L1 entry on the host's disk never refers to a table that is not on the disk yet.
     fn flush(&self) -> io::Result<()> {
         let mut l1 = lock(&self.l1);
         let waiting = l1.waiting.clone();

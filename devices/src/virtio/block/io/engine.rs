@@ -47,11 +47,12 @@ impl Engine {
         Self { ring, plain: Plain::new(image) }
     }
 
-    /// Starts an operation. Its end is reported with `number`. The kernel may delay the operation until [`Self::submit`].
+    /// Starts an operation. [`Self::next_ended`] reports the operation's end with `number`. The kernel may delay the operation until
+    /// [`Self::submit`].
     ///
     /// `are_few` is true if few operations are started now and no operation is under way. In this case, a write to the page cache, or a
     /// read from a tmpfs, runs immediately in this thread. io_uring would hand such an operation to a kernel thread (Linux,
-    /// `io_uring/rw.c`). The kernel thread also runs one operation after the other, and it must be woken first.
+    /// `io_uring/rw.c`). The kernel thread would not be faster: it runs one operation after the other too, and it must be woken first.
     ///
     /// # Safety
     /// The buffers and their list must stay valid until [`Self::next_ended`] has returned the operation's end. Until then nothing may hold

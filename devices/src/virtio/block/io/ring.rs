@@ -15,7 +15,7 @@ use super::submission::{self, Kernel};
 use crate::virtio::block::image::disk_image::Image;
 use crate::virtio::block::image::op::{Buffers, Ended, Op};
 
-/// Number of a cancel operation. The completion of a cancel operation itself is ignored.
+/// Number of all cancel operations. Completions with this number are ignored.
 const CANCEL: u64 = u64::MAX;
 
 /// Operations that a ring allows. All other operations fail. The restriction is needed because all threads can write to a ring's queues,

@@ -26,8 +26,8 @@ fn is_for_later(error: &io::Error) -> bool {
 }
 
 /// Submits the entries of the submission queue, and waits for `wanted` completions. Operations that the kernel does not accept now stay in
-/// the queue. If the kernel accepts no operations and the caller waits for completions, this function sleeps for a moment, because such a
-/// caller calls this function again immediately.
+/// the queue. If the kernel accepts no operations and the caller waits for completions, this function sleeps for a moment. Without the
+/// sleep, such a caller would call this function again and again.
 ///
 /// # Errors
 /// The kernel rejects operations, and the reason is not temporary.

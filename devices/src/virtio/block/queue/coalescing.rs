@@ -2,14 +2,15 @@
 
 //! Interrupt coalescing: the thread collects several answers before it notifies the driver.
 //!
-//! A driver with many requests under way adds further requests without waiting for answers. Each interrupt of such a driver costs an exit.
-//! If the thread sleeps between requests, each notification by the driver costs an exit too. Therefore the thread polls for further
-//! requests before it notifies the driver of answers.
+//! A driver with many requests under way adds further requests without waiting for answers. Each interrupt to such a driver costs an exit
+//! of the guest. If the thread sleeps between requests, each notification by the driver costs an exit too. Therefore the thread polls for
+//! further requests before it notifies the driver of answers.
 //!
 //! The thread collects answers up to a target, and then notifies the driver. The collection of answers for one notification is a *turn*. If
-//! requests stop arriving before the target, the thread lowers the target to the number of answers of this turn, but at most by half. A
-//! driver that waits for its answers adds no requests, so the target becomes small and the driver is notified immediately. The thread
-//! sometimes tries a larger target. If the additional requests do not arrive, the thread doubles the time until the next trial.
+//! requests stop arriving before the target is reached, the thread lowers the target to the number of answers of this turn. The new target
+//! is at least half of the old target. A driver that waits for its answers adds no requests, so the target becomes small and the driver is
+//! notified immediately. The thread sometimes tries a larger target. If the additional requests do not arrive, the thread doubles the time
+//! until the next trial.
 
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ const ANSWERS: u32 = 16;
 const SOON: u32 = 16;
 const LATE: u32 = 4096;
 
-/// Maximum number of turns before the next trial, after a turn had more answers than its target.
+/// Maximum number of turns before the next trial, after a turn with more answers than its target.
 const AT_A_SIGN: u32 = 64;
 
 /// Number of answers to collect before a notification, and time to poll for each further request.
@@ -50,7 +51,7 @@ impl Default for Coalescing {
 
 impl Coalescing {
     /// Returns the time to poll for requests when `answers` answers are collected and no request is pending. If the time is zero, the
-    /// caller must notify the driver at once.
+    /// caller must notify the driver immediately.
     pub(super) fn begin(&mut self, answers: u32) -> Duration {
         if answers >= self.answers {
             if answers > self.answers {
@@ -75,7 +76,7 @@ impl Coalescing {
         self.left = self.pause;
     }
 
-    /// Records that requests arrived after `time`.
+    /// Records that the thread polled for `time` until requests arrived.
     pub(super) fn came(&mut self, time: Duration) {
         self.gap.came(time);
     }

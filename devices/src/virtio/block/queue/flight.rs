@@ -72,7 +72,7 @@ impl Flight {
         Self { number, ..self }
     }
 
-    /// Returns true if `number` cancels this request.
+    /// Returns true if `number` is the number that cancels this request.
     pub(super) fn is(&self, number: u64) -> bool {
         self.number == Some(number)
     }
@@ -120,14 +120,14 @@ impl Flight {
         match (&mut self.work, usize::try_from(result)) {
             (Work::Ranges(_, ranges), _) => ranges.ended(result),
             (_, Err(_)) => Err(Failure::Host(-result)),
-            // The operation ended at the end of the file, because the file has become shorter than the disk.
+            // The operation transferred no bytes, because the file has become shorter than the disk.
             (_, Ok(0)) => Err(Failure::Host(libc::EIO)),
             (Work::Read(transfer) | Work::Write(transfer), Ok(bytes)) => transfer.ended(bytes, memory),
             (Work::None, _) => Ok(()),
         }
     }
 
-    /// Reports the guest memory that the kernel could not access. The operation failed with `errno`.
+    /// Reports that an operation on guest memory failed with `errno`. If the host has lost this memory, the report stops the VM.
     pub(super) fn report(&self, errno: i32) {
         if let Work::Read(transfer) | Work::Write(transfer) = &self.work {
             report_io(errno, transfer.lent().iter().copied(), !self.is_write());

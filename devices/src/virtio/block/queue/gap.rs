@@ -17,7 +17,7 @@ impl Gap {
         if self.0.is_zero() { MOST } else { MOST.min(self.0 * 2) }
     }
 
-    /// Records that a request arrived after `time`.
+    /// Records that the thread polled for `time` until a request arrived.
     pub(super) fn came(&mut self, time: Duration) {
         self.0 = if self.0.is_zero() { time } else { (self.0 * 3 + time) / 4 };
     }

@@ -47,7 +47,7 @@ impl IdlePoll {
         self.idle_since.is_some()
     }
 
-    /// Adapts the trial and the polling time to requests that arrived after `time`.
+    /// Adapts the trial and the polling time to requests for which the thread waited `time`.
     fn learn(&mut self, time: Duration) {
         if self.poll_time.is_zero() {
             self.trial.passed(time <= MOST);

@@ -13,7 +13,7 @@
 use super::trial::Trial;
 use crate::scheduling::{Policy, change_policy};
 
-/// Limit for many requests: at least this number of requests at a time counts as many.
+/// Minimum number of requests at a time that counts as many requests.
 const MANY: u16 = 4;
 
 /// Scheduling policy of this thread, chosen by the number of requests per wakeup.

@@ -6,7 +6,7 @@ use super::transfer::{Failure, IoBuffer, list};
 use crate::virtio::block::image::buffer::zeroes;
 use crate::virtio::block::image::op::Op;
 
-/// Effect on the ranges.
+/// Effect that the driver requests for the ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// The content of the ranges is no longer needed.

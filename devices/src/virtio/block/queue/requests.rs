@@ -38,7 +38,7 @@ use crate::worker::{Orders, Task, Wait};
 
 /// Maximum number of requests that are read from the queue at a time.
 const BATCH: usize = 16;
-/// Limit for few requests: at most this number of requests at a time counts as few.
+/// Maximum number of requests at a time that counts as few requests.
 const FEW: usize = 4;
 /// Maximum total bytes of the requests under way. The limit keeps pauses short, because a pause waits for all these requests. A single
 /// request may be larger.
@@ -206,8 +206,8 @@ impl Requests {
         time >= LONGEST_UNNOTIFIED.max(self.coalescing.longest())
     }
 
-    /// Returns true if a kernel thread of io_uring may be copying written data to the page cache. In this case, this thread does not poll:
-    /// the kernel thread may need this CPU, and wakes this thread at the end of the copy anyway.
+    /// Returns true if a kernel thread of io_uring may be copying written data to the page cache. In this case, this thread does not poll,
+    /// because the kernel thread may need this CPU. The kernel thread wakes this thread at the end of the copy.
     fn is_copied_to(&self) -> bool {
         self.writes > 0 && self.disk.image.is_cached()
     }

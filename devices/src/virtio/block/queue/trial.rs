@@ -43,7 +43,7 @@ impl Trial {
         self.pause = SOON;
     }
 
-    /// Records that the measure was used and cost `cost`.
+    /// Records that the measure was used and did not help. Subtracts `cost` from the credit.
     pub(super) fn lost(&mut self, cost: u16) {
         self.left = self.left.saturating_sub(cost);
         if self.left == 0 {

@@ -137,8 +137,8 @@ fn malformed_chain_fails_the_device_until_reset() {
     };
     type Chain = fn(u64) -> Vec<(u64, u32, u16)>;
     let chains: [Chain; 9] = [
-        // The chains have no status, no header, half a header, a header outside memory, a status outside memory, or an empty or wrapping
-        // status buffer.
+        // The defects of these chains: no status, no header, an incomplete header, a header outside memory, a status outside memory, an
+        // empty status buffer, and a wrapping status buffer.
         |at| vec![(at, 16, 0)],
         |at| vec![(at, 16, WRITE)],
         |at| vec![(at, 15, NEXT), (at + 0x1000, 513, WRITE)],

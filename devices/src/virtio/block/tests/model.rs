@@ -12,7 +12,8 @@ const SECTORS: u64 = 256;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Sector, number of sectors, split position of the buffers, and offset of the buffers from the start of a page.
+    /// Sector, number of sectors, position at which the data is split into two buffers, and offset of the first buffer from the start of a
+    /// page.
     Read(u64, u64, u64, u64),
     Write(u64, u64, u64, u64, u8),
     Zero(u64, u32, bool),

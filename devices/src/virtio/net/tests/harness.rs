@@ -27,7 +27,7 @@ pub(super) const RECEIVE: u16 = 0;
 pub(super) const TRANSMIT: u16 = 1;
 pub(super) const RINGS: Rings = Rings { first: [0x1_0000, 0x1_1000, 0x1_2000], stride: 0x4000, size: QUEUE };
 
-/// Sockets for pairs of queues, and the settings that the device requested.
+/// Host interface for the tests: a socket for each pair of queues, and the settings that the device requested.
 pub(super) struct Host {
     files: Vec<File>,
     requested: Arc<Mutex<Requested>>,
