@@ -62,7 +62,7 @@ pub(crate) struct Walk<M> {
     slot: Option<&'static Slot>,
     /// Numbers of bytes in the buffers so far: device-readable bytes, then device-writable bytes.
     sizes: [usize; 2],
-    /// Maximum number of further buffers.
+    /// Maximum number of buffers that may still follow.
     left: u16,
     /// True before the first descriptor, and while the last descriptor that was read has a next descriptor.
     open: bool,

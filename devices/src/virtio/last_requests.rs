@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Rings that record the last requests to a device, for crash reports.
+//! Ring buffers that record the last requests to a device, for crash reports.
 
 use std::sync::OnceLock;
 
 use crate::crash::{Claim, Ring, RingKind};
 
-/// Rings of a device, one for each queue that the device serves. A reset keeps the rings, because a request before the reset may have
-/// caused a crash.
+/// Ring buffers of a device, one for each queue that the device serves. A reset keeps the ring buffers, because a request before the reset
+/// may have caused a crash.
 #[derive(Default)]
 pub struct LastRequests {
     id: String,
     device_type: u16,
-    /// Ring of each queue. The device claims a ring when it first serves the queue. If no ring is free at this time, the cell contains
-    /// `None`.
+    /// Ring buffer of each queue. The device claims a ring buffer when it first serves the queue. If no ring buffer is free at this time,
+    /// the cell contains `None`.
     queues: Vec<OnceLock<Option<Claim>>>,
 }
 
@@ -23,7 +23,7 @@ impl LastRequests {
         Self { id: id.into(), device_type, queues: (0..queues).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Returns the ring of a queue, or `None` if the queue has no ring.
+    /// Returns the ring buffer of a queue, or `None` if the queue has no ring buffer.
     pub(super) fn of_queue(&self, index: u16) -> Option<&'static Ring> {
         let place = self.queues.get(usize::from(index))?;
         let kind = RingKind::Queue { device: self.device_type, index };

@@ -88,7 +88,7 @@ fn request_interrupt_after(ring: &impl EventRing, taken: Wrapping<u16>) -> Resul
     Ok(ring.available()? != taken)
 }
 
-/// Asks the driver to notify the device of later elements, after the device has taken all elements that it found.
+/// Asks the driver to notify the device of later elements. Call this function after the device has taken all elements that it found.
 ///
 /// Returns true if the driver has added further elements. The driver may have sent no notification of these elements, so the device must
 /// take them before it waits.

@@ -21,14 +21,14 @@ struct Record {
     ring: &'static Ring,
     /// Number of the request in flight for each head index.
     numbers: Box<[Number]>,
-    /// Owner of `ring`. The ring stays claimed while a queue holds this reference.
+    /// Owner of `ring`. The ring buffer stays claimed while a queue holds this reference.
     _requests: Arc<LastRequests>,
 }
 
 /// Queue that a device serves.
 pub(crate) struct DeviceQueue {
     queue: Queue,
-    /// `None` if no ring was left.
+    /// `None` if no ring buffer was free for the queue.
     record: Option<Record>,
 }
 

@@ -84,7 +84,7 @@ impl QueueService for Traffic {
     }
 }
 
-/// Parts of the task that are needed to serve one request.
+/// Fields of [`Traffic`] that are needed to serve one request.
 struct Pages<'t> {
     reclaim: &'t Reclaim,
     counts: &'t Counts,

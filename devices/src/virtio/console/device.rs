@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The virtio-console device, as the transport sees it.
+//! The virtio-console device and its implementation of `VirtioDevice`.
 
 use std::io::{self, Write};
 use std::sync::Arc;

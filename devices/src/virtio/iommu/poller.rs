@@ -180,7 +180,7 @@ struct Idle {
 }
 
 impl Idle {
-    /// True if no request arrived for `poll_time`. Call this after checks of the ring that found nothing.
+    /// True if no request arrived for `poll_time`. Call this function after the checks of the ring found no request.
     fn is_over(&mut self, poll_time: Duration, stalls: &mut Stalls) -> bool {
         if std::mem::take(&mut self.served) {
             self.since = None;

@@ -289,7 +289,7 @@ impl Queues {
     }
 }
 
-/// Locks `mutex`. Also returns true if another thread held the lock.
+/// Locks `mutex`. Returns the guard, and true if another thread held the lock.
 fn lock_or_wait<T>(mutex: &Mutex<T>) -> (MutexGuard<'_, T>, bool) {
     mutex.try_lock().map_or_else(|_| (lock(mutex), true), |guard| (guard, false))
 }

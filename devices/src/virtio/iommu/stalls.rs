@@ -28,7 +28,7 @@ impl Stalls {
         Self { at_work: now, chunk: None }
     }
 
-    /// Records a read of the clock after checks of the ring that found nothing.
+    /// Records that the thread read the clock, after its checks of the ring found no request.
     pub(super) fn looked(&mut self, now: Instant) {
         let took = now.saturating_duration_since(self.at_work);
         self.chunk = Some(self.chunk.map_or(took, |chunk| chunk.min(took)));

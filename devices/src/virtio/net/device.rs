@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The network device, as the transport sees it.
+//! The network device and its implementation of `VirtioDevice`.
 
 use std::io;
 use std::sync::Arc;

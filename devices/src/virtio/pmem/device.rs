@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The virtio-pmem device, as the transport sees it.
+//! The virtio-pmem device and its implementation of `VirtioDevice`.
 
 use std::fs::File;
 use std::io;

@@ -20,7 +20,7 @@ use crate::sync::lock;
 /// Mapping of a file. Rust code never creates references to its bytes, because the guest and the host may change them at any time.
 struct Mapping {
     range: HostRange,
-    /// Registration that gives the mapping a name for messages. `drop` ends the registration before it unmaps the range.
+    /// Registration of the range under the name that messages use. `drop` ends the registration before it unmaps the range.
     name: Option<Registration>,
 }
 

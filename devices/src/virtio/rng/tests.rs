@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the device behind its transport. The tests act as the driver.
+//! Tests of the device through its PCI transport. The tests act as the driver.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Virtio over PCI, modern interface only (virtio 1.3, section 4.1).
+//! Virtio over PCI, with only the modern interface (virtio 1.3, section 4.1).
 
 mod bus_gate;
 mod common;

@@ -33,8 +33,8 @@ use crate::sync::lock;
 const TIME: Duration = Duration::from_secs(5);
 /// Time limit for a server to complete the requests of a queue.
 const DRAIN_TIME: Duration = Duration::from_secs(20);
-/// Budget: total time for which all servers of a device may block threads. The value is a multiple (numerator, denominator) of the time
-/// limit for draining. A used budget refills slowly.
+/// Budget: total time for which all servers of a device may block threads, as a multiple of the time limit for draining. The pair contains
+/// the numerator and the denominator of the multiple. A used budget refills slowly.
 const BUDGET: (u32, u32) = (3, 2);
 /// Divisor for the free time of an answer. If an answer takes at most 1/`FREE` of an operation's time limit, the budget is not charged. If
 /// the answer takes longer, only the additional time is charged.

@@ -74,7 +74,7 @@ impl ControlQueue {
         index == control_queue(driver_features, self.most)
     }
 
-    /// Returns the doorbell if `index` is the index after the last pair.
+    /// Returns the doorbell if queue `index` is the queue after the last pair.
     pub(super) fn doorbell(&self, index: u16) -> Option<&EventFd> {
         (index == 2 * self.most).then_some(&self.doorbell)
     }

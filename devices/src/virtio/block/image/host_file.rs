@@ -24,7 +24,7 @@ use crate::inherited::{self, Access};
 /// `TMPFS_MAGIC`.
 const TMPFS: FsWord = 0x0102_1994;
 
-/// Opens a file or a block device. Also returns true if the path names a block device.
+/// Opens a file or a block device. Returns the file, and true if the path names a block device.
 ///
 /// If the process has inherited a descriptor for the path, that descriptor is used ([`inherited::file`]). If possible, the process opens
 /// the descriptor's file again. The process and its parent then share no flags and no locks.

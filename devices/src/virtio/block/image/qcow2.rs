@@ -223,8 +223,8 @@ unsafe fn readable<'b>(buffers: Buffers) -> IoVector<'b> {
 }
 
 /// Opens the image in `file` and its backing files. The image's header has been checked. The chain has at most [`MOST_IMAGES`] images.
-/// `chain` contains the identities of the images that were opened before. Adds the locks of the backing files to `locks`. Also returns true
-/// if the image has a backing file.
+/// `chain` contains the identities of the images that were opened before. Adds the locks of the backing files to `locks`. Returns the
+/// access to the chain, and true if the image has a backing file.
 fn open_chain(
     file: &File,
     l1: Arc<Mutex<L1Table>>,

@@ -99,7 +99,7 @@ impl Storage for Ordered {
                 return Ok(());
             }
         }
-        // SAFETY: The caller guarantees what this function requires.
+        // SAFETY: The caller guarantees what `pure_readv` requires.
         unsafe { self.file.pure_readv(bufv, offset) }
     }
 
@@ -132,22 +132,22 @@ impl Storage for Ordered {
                 return Ok(());
             }
         }
-        // SAFETY: The caller guarantees what this function requires.
+        // SAFETY: The caller guarantees what `pure_writev` requires.
         unsafe { self.file.pure_writev(bufv, offset) }
     }
 
     unsafe fn pure_write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
-        // SAFETY: The caller guarantees what this function requires.
+        // SAFETY: The caller guarantees what `pure_write_zeroes` requires.
         unsafe { self.file.pure_write_zeroes(offset, length) }
     }
 
     unsafe fn pure_write_allocated_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
-        // SAFETY: The caller guarantees what this function requires.
+        // SAFETY: The caller guarantees what `pure_write_allocated_zeroes` requires.
         unsafe { self.file.pure_write_allocated_zeroes(offset, length) }
     }
 
     unsafe fn pure_discard(&self, offset: u64, length: u64) -> io::Result<()> {
-        // SAFETY: The caller guarantees what this function requires.
+        // SAFETY: The caller guarantees what `pure_discard` requires.
         unsafe { self.file.pure_discard(offset, length) }
     }
 
@@ -170,7 +170,7 @@ impl Storage for Ordered {
     }
 
     unsafe fn invalidate_cache(&self) -> io::Result<()> {
-        // SAFETY: The caller guarantees what this function requires.
+        // SAFETY: The caller guarantees what `invalidate_cache` requires.
         unsafe { self.file.invalidate_cache() }
     }
 

@@ -106,7 +106,7 @@ impl Ring {
     /// # Safety
     /// All memory that the entry points to must stay valid until the operation's end is returned.
     unsafe fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: The caller guarantees what the queue requires.
+        // SAFETY: The caller guarantees what `SubmissionQueue::push` requires.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             submission::make_room(self);
         }

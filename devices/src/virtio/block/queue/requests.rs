@@ -59,7 +59,7 @@ pub(in crate::virtio::block) struct Requests {
     engine: Engine,
     /// Requests under way. The engine identifies the operations of a request by the request's index in this list.
     flights: Vec<Option<Flight>>,
-    /// Weight of each request in bytes, and the total weight.
+    /// Weight in bytes of each request in `flights`, and the total weight.
     weights: Vec<u64>,
     weight: u64,
     /// True if the next request would exceed the limit on bytes under way.
@@ -68,7 +68,8 @@ pub(in crate::virtio::block) struct Requests {
     free: Vec<usize>,
     /// Number of requests under way that write.
     writes: usize,
-    /// Requests that were read from the queue and start next, and answers to return next. Both vectors keep their capacity.
+    /// Requests that were read from the queue and start next (`read`), and answers to return next (`answers`). Both vectors keep their
+    /// capacity.
     read: Vec<Request>,
     answers: Vec<Answer>,
     owner: Arc<Owner>,

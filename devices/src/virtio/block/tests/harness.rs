@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A disk device behind its transport, with the tests acting as its driver.
+//! A disk device with its PCI transport. The tests act as its driver.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -27,7 +27,7 @@ fn slow(kind: Kind) -> (Harness, File) {
     (disk, File::from(writer))
 }
 
-/// Creates a disk like [`slow`], with a read under way. Also returns the address of the read's status.
+/// Creates a disk like [`slow`], with a read under way. Returns the disk, the pipe's writer, and the address of the read's status.
 fn reading(kind: Kind) -> (Harness, File, u64) {
     let (mut disk, writer) = slow(kind);
     let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the disk device behind its transport. The tests act as the driver.
+//! Tests of the disk device through its PCI transport. The tests act as the driver.
 
 mod harness;
 mod hostile;

@@ -8,7 +8,7 @@ use iommu_bounce::test_utils::{attach, map, unmap};
 
 use super::*;
 
-/// Maximum time of a wait. A longer wait fails the test.
+/// Maximum time that a test waits for the device. A longer wait fails the test.
 const LONG: Duration = Duration::from_secs(120);
 
 /// Returns a MAP that the engine splits into two host mappings.

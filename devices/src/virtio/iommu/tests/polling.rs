@@ -14,7 +14,7 @@ use super::{BASIC, BUFFERS, ENDPOINT, EVENT_IDX, Guest, NEEDS_RESET, NEXT, OK, S
 use crate::pci::PciDevice;
 use crate::virtio::test_support::{SOON, set_bus_master};
 
-/// Maximum time of a wait. A longer wait fails the test.
+/// Maximum time that a test waits for the device. A longer wait fails the test.
 const LONG: Duration = Duration::from_secs(120);
 
 fn running() -> Guest {

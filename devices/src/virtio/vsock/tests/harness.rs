@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A device behind its transport, with the tests acting as its driver.
+//! A device with its PCI transport. The tests act as its driver.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
