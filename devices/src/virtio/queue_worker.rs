@@ -35,7 +35,7 @@ pub(super) trait QueueTask: Task {
 pub(super) struct Thread {
     pub(super) name: String,
     pub(super) role: ThreadRole,
-    /// Host CPUs that the thread may run on. `None` means any.
+    /// Host CPUs that the thread may run on. `None` means any host CPU.
     pub(super) cpus: Option<HostCpus>,
 }
 

@@ -232,7 +232,7 @@ impl Queues {
         }
     }
 
-    /// True if the device is paused. Call this while `active` is locked.
+    /// True if the device is paused. Call this function while `active` is locked.
     fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Relaxed)
     }

@@ -138,12 +138,13 @@ impl Guest {
         self.start_with(features, None);
     }
 
-    /// Does the same as [`start`](Self::start), with these rings of the request queue.
+    /// Does the same as [`start`](Self::start), with the request queue's rings at `rings`.
     fn start_in(&mut self, features: u64, rings: [u64; 3]) {
         self.start_all(features, rings, None);
     }
 
-    /// Does the same as [`start`](Self::start), with an event queue of size 4 in these rings.
+    /// Does the same as [`start`](Self::start). If `events` contains ring addresses, the driver also sets up an event queue of size 4
+    /// there.
     fn start_with(&mut self, features: u64, events: Option<[u64; 3]>) {
         self.start_all(features, [DESCRIPTORS, AVAILABLE, USED], events);
     }

@@ -2,9 +2,9 @@
 
 //! I/O address space of a vhost-user device behind the virtio-iommu.
 //!
-//! The server has the file descriptors of all guest RAM. It asks for a translation before it accesses memory, and it drops the translation
-//! before the UNMAP request completes. This protects the guest from mistakes of its drivers and of the device, but not from a malicious
-//! server. A vfio-user device also protects the guest from a malicious server.
+//! The server has the file descriptors of all guest RAM. The server asks for a translation before it accesses memory, and drops the
+//! translation before the UNMAP request completes. These rules protect the guest from mistakes of its drivers and of the device, but not
+//! from a malicious server. With a vfio-user device, the guest is protected from a malicious server too.
 //!
 //! For the server, each mapped window chunk is a separate memory region. A file that backs guest-visible device memory is also a separate
 //! region, as long as a part of the file is mapped.
@@ -42,8 +42,8 @@ impl VhostUserMapper {
         Self { table: MapperTable(table), shared, devices: BTreeMap::new() }
     }
 
-    /// Connects the table to the window memory, and to the device memory that the guest can map. Call this before the virtio-iommu gets the
-    /// mapper. See [`DmaTable::connect`].
+    /// Connects the table to the window memory, and to the device memory that the guest can map. Call this function before the virtio-iommu
+    /// gets the mapper. See [`DmaTable::connect`].
     pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         self.table.connect(windows, devices);
     }
@@ -82,7 +82,7 @@ impl VhostUserMapper {
             }
             Err(ServerError::Unfit(reason)) => {
                 debug!("{}: the device cannot access IOVA {iova:#x}: its server {reason}", self.table.name());
-                // This cannot fail: the mapping was just inserted.
+                // The call cannot fail, because the mapping was just inserted.
                 let _ = self.table.block(iova, len, |_| {});
                 Ok(())
             }
@@ -104,7 +104,7 @@ impl DmaMapper for VhostUserMapper {
             _ => self.give_device(iova, len),
         };
         given.inspect_err(|_| {
-            // This cannot fail: the mapping was just inserted. The server has no translation of the mapping.
+            // The call cannot fail, because the mapping was just inserted. The server has no translation of the mapping.
             let _ = self.table.remove(iova, len, |_, _| {});
         })
     }

@@ -16,7 +16,7 @@ use crate::sync::lock;
 /// could block the server for ever.
 const LONGEST: Duration = Duration::from_millis(50);
 
-/// Precedence for a lock. See the module.
+/// Precedence for a lock. The module documentation describes it.
 #[derive(Default)]
 pub(super) struct Precedence {
     first: Mutex<u32>,

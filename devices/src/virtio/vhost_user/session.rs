@@ -46,7 +46,7 @@ struct ActiveQueue {
     runs: bool,
 }
 
-/// Session of a device with its driver and server. See the module.
+/// Session of a device with its driver and server. The module documentation describes it.
 pub(super) struct Session {
     id: String,
     model: Model,

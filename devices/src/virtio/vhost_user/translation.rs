@@ -65,7 +65,7 @@ struct Region {
     given: bool,
 }
 
-/// Translations and regions of a server. See the module.
+/// Translations and memory regions that the current server has.
 pub(super) struct Translation {
     table: Arc<DmaTable>,
     /// First IOVA and length of each mapping whose translation the current server has.

@@ -111,7 +111,7 @@ mod tests {
         answers_per_interrupt_after(coalescing, GAP, depth, turns)
     }
 
-    /// Does the same for a driver that adds a request every `gap`.
+    /// Does the same as [`answers_per_interrupt`], for a driver that adds a request every `gap`.
     fn answers_per_interrupt_after(coalescing: &mut Coalescing, gap: Duration, depth: u32, turns: u32) -> Vec<u32> {
         let turn = |_| {
             let mut answers = 1;
