@@ -65,7 +65,7 @@ struct Region {
     given: bool,
 }
 
-/// Translations and memory regions that the current server has.
+/// Translations that the current server has, and the memory regions, except RAM, that are mapped for the device.
 pub(super) struct Translation {
     table: Arc<DmaTable>,
     /// First IOVA and length of each mapping whose translation the current server has.
