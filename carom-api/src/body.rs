@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Reading request bodies.
+//! Parsing of request bodies.
 //!
-//! Fields of Cloud Hypervisor that Carom does not support are dropped if their value is neutral. In a request, a field with an
-//! unknown name may come from a newer client: the server logs a warning and ignores the field. In a file or option that a user
-//! wrote, a field with an unknown name is an error.
+//! Carom drops a field of Cloud Hypervisor that it does not support if the value is neutral, which means that the value requests no
+//! feature. In a request, a field with an unknown name may come from a newer client: the server logs a warning and ignores the field. In a
+//! file or option that a user wrote, a field with an unknown name is an error.
 
 use serde::de::DeserializeOwned;
 use serde_ignored::Path;
@@ -37,22 +37,23 @@ fn strip(value: &mut Value, path: &str, neutral: &Value) {
     }
 }
 
-/// Removes neutral values, and rejects values that request a missing feature.
+/// Removes unsupported fields whose value is neutral. Rejects the other unsupported fields, because their values request a missing feature.
 fn forget_neutral(value: &mut Value, fields: &[Unsupported]) -> Result<(), String> {
     // In every field, null means that no value is given.
     json::drop_nulls(value);
-    // Strips inner fields before their object, because the object may be neutral without them.
+    // Strip the fields of an object before the object itself: without these fields, the object may be neutral.
     for field in fields.iter().rev() {
         strip(value, field.path, &field.neutral.value());
     }
-    // Check `cpus.features`, whose neutral value is an object without fields, after all other fields. So an error names one feature instead
-    // of the whole object. In the table, `debug_console` precedes its fields, so that an error names a wrong mode before a wrong file.
+    // Check `cpus.features` (neutral value `NoFields`) after all other fields, so that an error names one feature instead of the whole
+    // object. In the table, `debug_console` precedes its fields, so that an error names a wrong mode before a wrong file.
     let (lists, others): (Vec<&Unsupported>, Vec<_>) =
         fields.iter().partition(|field| field.neutral == Neutral::NoFields);
     others.into_iter().chain(lists).try_for_each(|field| check_absent(value, field.path, String::new(), field))
 }
 
-/// Rejects the body if `value` still has a value at `path`. `place` is the position of `value` in the body.
+/// Rejects the body if `value` still has a field at `path`, after the neutral values were removed. `place` is the position of `value` in
+/// the body.
 fn check_absent(value: &Value, path: &str, place: String, field: &Unsupported) -> Result<(), String> {
     let (head, rest) = path.split_once('.').map_or((path, None), |(head, rest)| (head, Some(rest)));
     match (value, rest) {
@@ -193,7 +194,7 @@ fn shortened(reason: String) -> String {
     format!("{}…{}", &reason[..head], &reason[tail..])
 }
 
-/// Position of a field as messages write it, such as `devices[1].x`.
+/// Returns the position of a field as messages write it, such as `devices[1].x`.
 fn place_of(path: &Path<'_>) -> String {
     match path {
         Path::Root => String::new(),

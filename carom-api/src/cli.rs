@@ -98,15 +98,15 @@ pub struct Cli {
     watchdog: bool,
     /// Snapshot to restore a VM from. The VM is paused unless resume is on: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
     #[arg(long, value_name = "source_url=file:///PATH,…",
-        // Naming PAYLOAD alone is not enough: if PAYLOAD conflicts, clap does not enforce `requires = PAYLOAD` of the other options.
+        // List each option, not only PAYLOAD: if --restore conflicts with PAYLOAD, clap does not enforce their `requires = PAYLOAD`.
         conflicts_with_all = [PAYLOAD, "initramfs", "cmdline", "cpus", "memory", "memory_zone", "numa", "platform", "pci_segment", "rate_limit_group", "serial", "pvpanic", "watchdog"]
     )]
     restore: Option<RestoreConfig>,
     /// Socket of the REST API: path=FILE or fd=NUMBER. FILE alone is a path
     #[arg(long, value_name = "path=FILE|fd=N")]
     api_socket: Option<FileOrFd<ApiSocketOption>>,
-    /// Put every passed-through device behind the virtio-iommu, even if the API client does not ask for it. Needs --iommu-bounce, which then
-    /// applies to VMs of clients that configure no bounce windows [env: CAROM_ALL_BEHIND_IOMMU=on, CAROM_IOMMU_BOUNCE=VALUE]
+    /// Put every passed-through device behind the virtio-iommu, even if the API client does not ask for it. Needs --iommu-bounce. Its value
+    /// is then the default for VMs whose client configures no bounce windows [env: CAROM_ALL_BEHIND_IOMMU=on, CAROM_IOMMU_BOUNCE=VALUE]
     #[arg(long, requires = "api_socket")]
     all_behind_iommu: bool,
     /// Address that serves metrics, without access control: tcp=ADDRESS:PORT
@@ -127,12 +127,12 @@ pub struct Cli {
     /// File for crash reports: path=FILE or fd=NUMBER. FILE alone is a path. Reports are appended. An empty file is removed at exit
     #[arg(long, value_name = "path=FILE|fd=N")]
     crash_report: Option<FileOrFd<CrashReportOption>>,
-    /// Inherited descriptor, used instead of opening its file: fd=N. The file is /dev/kvm, /dev/iommu, a VFIO device
-    /// (/dev/vfio/devices/vfioN), or a disk with the path /dev/fd/N. Can be given several times
+    /// Inherited descriptor to use instead of opening its file: fd=N. The file is /dev/kvm, /dev/iommu, a VFIO device
+    /// (/dev/vfio/devices/vfioN), or the image of a disk whose path is /dev/fd/N. Can be given several times
     #[arg(long, value_name = "fd=N", num_args = 1.., action = ArgAction::Append)]
     inherit: Vec<InheritedFd>,
-    /// Action if the filter of a thread does not allow a system call: end the program (true), log the call (log), or fail the call
-    /// (errno). With false there are no filters
+    /// Action if the filter of a thread does not allow a system call: end the program (true), log the call (log), or fail the call (errno).
+    /// With false, no system calls are filtered
     #[arg(long, value_name = "true|false|log|errno", default_value = "true")]
     seccomp: Seccomp,
     /// Restrict the program with Landlock to the files of the VM. With --restore, or if API clients create VMs, the VMs may use only

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Defaults for VMs of API clients. Clients of Cloud Hypervisor cannot request bounce windows, or that every passed-through device is
-//! behind the virtio-iommu, because Cloud Hypervisor's API has no fields for this.
+//! Defaults for VMs of API clients. Cloud Hypervisor's API has no field for bounce windows, and no field that puts every passed-through
+//! device behind the virtio-iommu. So the user of Carom sets these defaults for clients of Cloud Hypervisor's API.
 
 use crate::error::ConfigError;
 use crate::field::Field;

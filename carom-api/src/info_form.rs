@@ -2,8 +2,8 @@
 
 //! Form of a configuration in answers of `vm.info`.
 //!
-//! Clients that deserialize the answer into their own types need each field that Cloud Hypervisor always reports, and cannot read
-//! null for an optional field. So missing values are omitted, and unsupported fields have their neutral value.
+//! Some clients deserialize the answer into their own types. These clients need each field that Cloud Hypervisor always reports, and they
+//! cannot read null for an optional field. So the answer omits missing values, and contains the neutral values of unsupported fields.
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;

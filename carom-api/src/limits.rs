@@ -17,7 +17,7 @@ pub const MAX_HOST_CPU: u32 = 1023;
 pub const MAX_PHYS_BITS: u8 = 46;
 /// Possible widths of a physical address in bits on x86-64. All 64-bit CPUs have at least 36 bits.
 pub const PHYS_BITS: RangeInclusive<u8> = 36..=52;
-/// Minimum bytes of the physical address space that are not RAM: the hole below 4 GiB, and the same size for 64-bit BARs.
+/// Minimum bytes of guest-physical address space in addition to the RAM: 1 GiB for the hole below 4 GiB, and 1 GiB for 64-bit BARs.
 pub const ROOM_BESIDE_RAM: u64 = 2 * GIB;
 /// Minimum RAM in bytes that a kernel can boot with.
 pub const MIN_MEMORY: u64 = 32 * MIB;

@@ -253,7 +253,7 @@ const CHECKED: &str = r#"
 --iommu-bounce size=64M,max=64G => max
 "#;
 
-/// Splits a table into option, value and expected outcome for each line.
+/// Splits each line of a table into option, value and expected outcome.
 fn lines(table: &'static str) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     table.trim().lines().map(|line| {
         let (option, outcome) = line.split_once(" => ").unwrap();
@@ -327,7 +327,7 @@ fn is_checked_beside_shared_ram(option: &str, text: &str, field: &str) {
     assert_eq!(refused.map(|error| error.field.name(Terms::Json)), wanted, "{option} {text}");
 }
 
-/// Generates a test for each of these options. One more test fails if a line of the table has an option that is not among them.
+/// Generates a test for each of these options. One more test fails if a line of the table has any other option.
 macro_rules! by_option {
     ($table_tests:ident, $check:ident, $table:ident: $($name:ident $option:literal),*) => {
         mod $table_tests {

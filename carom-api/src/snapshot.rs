@@ -78,7 +78,7 @@ pub struct RestoredNetConfig {
     /// Number of descriptors for the device. With the request, the client passes the descriptors of all devices, in the order of `net_fds`.
     #[schema(value_type = u64)]
     pub num_fds: usize,
-    /// Descriptor numbers in the client's process. The VMM ignores them.
+    /// Descriptor numbers in the client's process. The VMM ignores these numbers.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
     pub fds: Vec<i32>,
     /// Descriptors passed with the request.

@@ -137,7 +137,7 @@ pub struct IommuBounce {
     pub held_bytes: u64,
     /// Windows of all domains, while the VM is booted.
     pub windows: Vec<BounceWindow>,
-    /// Figures of the virtio-iommu, while the VM is booted. `vm.counters` has the same names.
+    /// Counters of the virtio-iommu by name, while the VM is booted. `vm.counters` uses the same names.
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -149,7 +149,7 @@ pub struct IommuBounceReport {
     pub bounce: IommuBounce,
     /// Duration of requests, by kind, including the time that the host's IOMMU takes.
     pub request_latency: BTreeMap<String, Latency>,
-    /// Duration of calls to the host's IOMMU, by call. One in eight calls is timed.
+    /// Duration of calls to the host's IOMMU, by kind of call. One in eight calls is timed.
     pub host_latency: BTreeMap<String, Latency>,
     /// Existing domains.
     pub domains: Vec<DomainFigures>,
@@ -316,7 +316,8 @@ impl VmResize {
     /// [`Self::desired_balloon`].
     pub const DESIRED_BALLOON: Field = Field::only("desired_balloon");
 
-    /// Returns the bytes of RAM to hot-plug into a booted VM with `config`, to which `added` bytes were hot-plugged before.
+    /// Returns the bytes of RAM to hot-plug into a booted VM. `config` is the configuration of the VM's RAM, and `added` is the number of
+    /// bytes that were hot-plugged before.
     ///
     /// # Errors
     /// The RAM would shrink, the growth is not a multiple of the step, or the growth exceeds the remaining `hotplug_size`.

@@ -2,9 +2,9 @@
 
 //! Configuration fields of Cloud Hypervisor that Carom does not support.
 //!
-//! Clients of Cloud Hypervisor send these fields with their neutral value, which requests no feature. Carom drops such a
-//! field. Carom rejects any other value with an error that names the alternative, instead of reporting an unknown field.
-//! `vm.info` reports the neutral value (`in_answers.rs`), because clients may need it.
+//! Clients of Cloud Hypervisor send these fields with their neutral value, which requests no feature. Carom drops such a field. Carom
+//! rejects any other value with an error that names the alternative, instead of reporting an unknown field. `vm.info` reports the neutral
+//! value (`info_form.rs`), because clients may need the field.
 //!
 //! When Carom supports a field, remove it from this table. `tests/cloud_hypervisor` compares the table with all fields of Cloud
 //! Hypervisor.

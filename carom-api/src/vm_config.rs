@@ -183,7 +183,8 @@ impl VmConfig {
         Ok(CheckedConfig(self))
     }
 
-    /// Returns a copy for a file. In the copy, `fds` of a network device has one -1 for each descriptor that another process passed.
+    /// Returns a copy to save in a snapshot. In the copy, `fds` of a network device has one -1 for each descriptor that another process
+    /// passed.
     pub fn to_be_saved(&self) -> Self {
         let mut saved = self.clone();
         for net in &mut saved.net {
@@ -291,8 +292,8 @@ impl VmConfig {
         Err(self.too_many(segment, is_behind, &format!("at most {most} devices{off} fit {}", where_to(place))))
     }
 
-    /// Returns the error that too many devices are on a segment, with the number of each kind. The error names the kind with
-    /// the most devices.
+    /// Returns the error that too many devices are on a segment. The error lists the number of devices of each kind. Its field is that of
+    /// the kind with the most devices.
     fn too_many(&self, segment: u16, is_behind: bool, rule: &str) -> ConfigError {
         let in_slots = self.parts().filter(|part| part.kind().takes_slot && part.pci_segment() == segment);
         let mut kinds: Vec<(Field, usize)> = Vec::new();

@@ -65,7 +65,8 @@ impl Client {
         Ok(Self { socket: socket.to_path_buf(), runtime })
     }
 
-    /// Sends GET, and returns the answer unchanged. `name` follows `/api/v1/`, unless it starts with a slash.
+    /// Sends GET, and returns the answer unchanged. `name` is the part of the path after `/api/v1/`, or the whole path if it starts with a
+    /// slash.
     ///
     /// # Errors
     /// The call failed: see [`CallError`].

@@ -121,7 +121,7 @@ fn stopped_reader_blocks_neither_connection_nor_signal() {
     let body = "x".repeat(1 << 20);
     write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
     assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the connection stays open");
-    // The client writes now, and waits for its reader.
+    // The client is now writing its output, and waits until the test reads more.
     client.stdout.as_mut().unwrap().read_exact(&mut [0; 100]).unwrap();
     assert!(client.try_wait().unwrap().is_none());
     let killed = Command::new("sh").args(["-c", &format!("kill -TERM {}", client.id())]).status().unwrap();

@@ -5,7 +5,7 @@
 use crate::error::{ConfigError, one_line};
 use crate::field::Field;
 
-/// Descriptor that the parent process left open, used instead of opening the file that it refers to.
+/// File descriptor that the parent process left open. The VMM uses the descriptor instead of opening the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InheritedFd(pub i32);
 

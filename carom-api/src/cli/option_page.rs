@@ -3,7 +3,8 @@
 //! The page `docs/options.md`, generated from the definitions of the command line and of the OpenAPI document.
 //!
 //! The help of an option lists its parts with their values: `size=SIZE[,shared=on|off]`. The OpenAPI document has a field with the name of
-//! each part. The description of the field is the meaning of the part. To find the defaults, a minimal value of the option is parsed.
+//! each part. The description of the field is the meaning of the part. To find the defaults, the generator parses a minimal value of the
+//! option.
 
 use std::fmt::Write;
 
@@ -197,8 +198,8 @@ fn split(help: &str) -> (String, Vec<Part>) {
     }
     let before = first.map_or(text, |first| text[..first].trim_end_matches(['[', ',', ' ']));
     let before = before.trim_end_matches(':');
-    // Text that continues after the parts without a capital letter describes one part. Drop it, because the row of that part has
-    // a description already.
+    // If the text after the parts starts with a lower-case letter, the text describes only one part. Drop the text, because the row of that
+    // part already has a description.
     let after = text[end..].trim_start_matches([']', '.', ' ']);
     let is_sentence = !before.is_empty() && after.starts_with(char::is_uppercase);
     (if is_sentence { format!("{before}. {after}") } else { before.to_owned() }, parts)

@@ -17,13 +17,13 @@ pub enum Program {
     /// Any name except `cloud-hypervisor`.
     #[default]
     Carom,
-    /// `cloud-hypervisor`, as a link to Carom. The program then reports Cloud Hypervisor's version, and the consoles have Cloud
-    /// Hypervisor's defaults. Everything else is the same.
+    /// `cloud-hypervisor`, usually the name of a link to Carom. Carom then reports Cloud Hypervisor's version, and the consoles have Cloud
+    /// Hypervisor's defaults. All other behaviour is the same.
     CloudHypervisor,
 }
 
 impl Program {
-    /// Returns the program for the path that it was started with.
+    /// Returns the program name for `path`, the path that Carom was started with.
     pub fn of(path: &OsStr) -> Self {
         let is_other = Path::new(path).file_name() == Some(OsStr::new(Self::CloudHypervisor.name()));
         if is_other { Self::CloudHypervisor } else { Self::Carom }

@@ -13,7 +13,7 @@ use crate::unsupported::UNSUPPORTED;
 struct Refused {
     /// Name without dashes.
     name: &'static str,
-    /// Neutral value, which requests nothing, if the option has one.
+    /// Neutral value, if the option has one. A neutral value requests no feature.
     neutral: Option<&'static str>,
     /// Alternative for the error, or the unsupported field of the configuration whose error names the alternative.
     instead: Instead,
@@ -69,7 +69,7 @@ impl Refused {
         format!("--{} is not supported{rule}", self.name)
     }
 
-    /// True if these values request nothing.
+    /// True if all of these values are neutral.
     fn is_neutral<'a>(&self, mut values: impl Iterator<Item = &'a str>) -> bool {
         self.neutral.is_some_and(|neutral| values.all(|value| value.split(',').next() == Some(neutral)))
     }

@@ -43,12 +43,12 @@ pub struct ConsoleTarget<'c> {
 }
 
 impl ConsoleTarget<'_> {
-    /// The field of [`Self::file`].
+    /// Returns the configuration field of [`Self::file`].
     pub fn file_field(&self) -> Field {
         self.option.key("file")
     }
 
-    /// The field of [`Self::socket`].
+    /// Returns the configuration field of [`Self::socket`].
     pub fn socket_field(&self) -> Field {
         self.option.key("socket")
     }
@@ -146,7 +146,7 @@ impl SerialConfig {
 }
 
 impl Default for SerialConfig {
-    /// Serial port of a VM whose configuration does not mention it.
+    /// Returns the serial port of a VM whose configuration does not mention the port.
     fn default() -> Self {
         Self::of(ConsoleMode::Null)
     }

@@ -28,8 +28,7 @@ pub struct CpusConfig {
     #[serde(default)]
     #[schema(maximum = 254)]
     pub max_vcpus: u32,
-    /// Grouping of all possible vCPUs. The only valid grouping is as cores of one package (`1:N:1:1` for N vCPUs), which is also
-    /// the default.
+    /// Grouping of all possible vCPUs. All of them must be cores of one package (`1:N:1:1` for N vCPUs). This is also the default.
     #[serde(default, deserialize_with = "object::or_null")]
     pub topology: Option<CpuTopology>,
     /// Maximum width of a guest-physical address in bits. The guest gets fewer bits if the host has fewer.

@@ -74,7 +74,8 @@ impl MemoryConfig {
         self.zones.iter().fold(self.size, |sum, zone| sum.saturating_add(zone.size))
     }
 
-    /// Returns a copy whose RAM has `bytes` bytes: the size at boot, without hotplugged RAM. If the RAM consists of zones, all sizes stay.
+    /// Returns a copy with `bytes` bytes of RAM at boot, which excludes hotplugged RAM. If the RAM consists of zones, the copy keeps the
+    /// sizes of all zones.
     pub fn booted_with(&self, bytes: u64) -> Self {
         let size = if self.zones.is_empty() { bytes } else { self.size };
         Self { size, ..self.clone() }

@@ -25,8 +25,8 @@ pub struct MemoryZoneConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub file: Option<PathBuf>,
-    /// True if other processes can map the zone. The guest's writes then go to the zone's file, if it has one. If false, writes are
-    /// private to this process.
+    /// True if other processes can map the zone. If the zone has a file, the guest's writes then change the file. If false, the guest's
+    /// writes are private to this process.
     #[serde(default)]
     pub shared: bool,
     /// True if the zone consists of the host's reserved huge pages (hugetlb). The zone is then always a memfd.

@@ -30,8 +30,8 @@ pub struct NumaConfig {
     /// Numbers of the node's vCPUs.
     #[serde(default, deserialize_with = "or_default")]
     pub cpus: Vec<u32>,
-    /// Distances to other nodes, 11 to 255. If only one of two nodes names a distance, the distance holds in both directions. The
-    /// default distance is 20.
+    /// Distances to other nodes, 11 to 255. If only one of two nodes names a distance, the distance applies in both directions. The default
+    /// distance is 20.
     #[serde(default, deserialize_with = "object::list_or_null")]
     pub distances: Vec<NumaDistance>,
     /// Names of the zones that hold the node's RAM.

@@ -22,7 +22,7 @@ pub struct PlatformConfig {
     /// each request. With `auto`, the thread polls only if this process may use more host CPUs than the VM has vCPUs.
     #[serde(default)]
     pub iommu_poll: IommuPoll,
-    /// Number of PCI segments of the guest, 1 to 16. A device is on segment 0 unless its `pci_segment` names another.
+    /// Number of PCI segments of the guest, 1 to 16. A device is on segment 0 unless its `pci_segment` names another segment.
     #[serde(default = "number::<1, _>")]
     #[schema(minimum = 1, maximum = 16)]
     pub num_pci_segments: u16,
@@ -98,7 +98,7 @@ impl PlatformConfig {
     /// [`Self::iommu_address_width_bits`].
     pub const IOMMU_ADDRESS_WIDTH: Field = Self::OPTION.keys("iommu_address_width", "iommu_address_width_bits");
 
-    /// Fields that hold a single SMBIOS string, with their keys.
+    /// Returns the fields that hold a single SMBIOS string, with the keys of these fields.
     fn smbios_strings(&self) -> [(&'static str, &Option<String>); 10] {
         [
             ("system_manufacturer", &self.system_manufacturer),

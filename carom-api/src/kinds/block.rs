@@ -83,8 +83,8 @@ device_config! {
         /// Format of the image. By default (`Unknown`), the image is raw, but is rejected if its content looks like another format.
         #[serde(default)]
         pub image_type: ImageType,
-        /// True if a qcow2 image may have a backing file, which is read too. An image can name any file of the host, so allow this
-        /// only for a trusted image.
+        /// True if a qcow2 image may have a backing file, which is read too. An image can name any file of the host as its backing file, so
+        /// allow this only for a trusted image.
         #[serde(default)]
         pub backing_files: bool,
         /// True if discards of the guest free space in the host's file system. If false, all space of a writable raw image is

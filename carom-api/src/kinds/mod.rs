@@ -106,7 +106,7 @@ pub struct Kind {
     help: &'static str,
     /// Keys of the option, for the help, without the keys that all devices have.
     keys: &'static str,
-    /// Keys that the help of the client's verb shows, if the option has too many keys to show all.
+    /// Keys that the help of carom-remote's verb shows, if the option has too many keys to show all.
     few_keys: Option<&'static str>,
     /// Value that is used if the user gives the option without a value. `None` if a value is required.
     pub bare: Option<&'static str>,
@@ -114,7 +114,7 @@ pub struct Kind {
     pub id: &'static str,
     /// True if a device takes one of the PCI slots for devices. Otherwise the device has a fixed slot.
     pub takes_slot: bool,
-    /// True if the devices' DMA is done by host hardware or by another process. Bounce windows are for these devices.
+    /// True if the devices' DMA is done by host hardware or by another process. Only such devices use bounce windows.
     pub passed_through: bool,
     /// Key that puts a device behind the virtio-iommu. `None` if such devices cannot be behind the virtio-iommu.
     pub iommu: Option<Field>,
@@ -139,12 +139,12 @@ pub struct Add {
     pub summary: &'static str,
     /// Schema of the request body.
     pub schema: &'static str,
-    /// Help of the client's verb, without the keys.
+    /// Help of carom-remote's verb that adds a device, without the keys.
     about: &'static str,
 }
 
 impl Add {
-    /// Returns the client's verb.
+    /// Returns the verb of carom-remote that adds a device.
     pub fn verb(&self) -> &'static str {
         self.operation.trim_start_matches("vm.")
     }
@@ -156,8 +156,8 @@ impl Kind {
         self.field.key("pci_device_id")
     }
 
-    /// Returns a kind with the usual values: no help, optionally behind the virtio-iommu, and without an operation to add
-    /// devices.
+    /// Returns a kind with the usual values: the kind has no help and no operation to add devices, and its devices can be behind the
+    /// virtio-iommu.
     const fn of<T: FromOption + Into<PartConfig>>(name: &'static str, id: &'static str, number: Number) -> Self {
         Self {
             name,
@@ -184,7 +184,7 @@ impl Kind {
         self.with_keys(self.help, self.keys)
     }
 
-    /// Returns the help of the client's verb that adds a device.
+    /// Returns the help of carom-remote's verb that adds a device.
     pub fn help_of_verb(&self, add: &Add) -> String {
         self.with_keys(add.about, self.few_keys.unwrap_or(self.keys))
     }
@@ -322,7 +322,8 @@ impl dyn KindConfig + '_ {
         ensure(is_plain, self.kind().field.key("id"), || "must not have control characters")
     }
 
-    /// Returns a field that has the same value in both devices although it must differ. Also returns the value for a message.
+    /// Returns a field that has the same value in both devices although the values must differ. Also returns this value, for an error
+    /// message.
     pub fn same_as(&self, other: &dyn KindConfig) -> Option<(Field, String)> {
         if let (Some(field), Some(source)) = (self.exclusive(), self.source())
             && other.exclusive() == Some(field)

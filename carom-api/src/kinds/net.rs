@@ -102,7 +102,7 @@ device_config! {
         /// descriptors with the request (`SCM_RIGHTS`), one for each pair of queues.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub fds: Vec<i32>,
-        /// Files of the interface, passed with the request.
+        /// Descriptors of the interface, passed with the request.
         #[serde(skip)]
         pub files: TapFiles,
         /// Inherited descriptors of the interface, from the command line, one for each pair of queues.
@@ -157,10 +157,10 @@ impl NetConfig {
         self.num_queues / 2
     }
 
-    /// Stores open files of an interface that a client passed for the device.
+    /// Stores the descriptors of a tap interface that a client passed for the device.
     ///
     /// # Errors
-    /// The number of files differs from the number of queue pairs, or a field is set that conflicts with files.
+    /// The number of descriptors differs from the number of queue pairs, or a field is set that cannot be combined with descriptors.
     pub fn take_files(&mut self, files: Vec<OwnedFd>) -> Result<(), ConfigError> {
         self.give_files(TapFiles::new(files))
     }
@@ -297,8 +297,8 @@ fn prefix_length(mask: IpAddr) -> Option<u32> {
     (ones + zeros >= bits).then_some(ones)
 }
 
-/// True if Linux accepts the name (`dev_valid_name()`). A percent sign is rejected, because Linux would generate a name
-/// from it.
+/// True if Linux accepts the name (`dev_valid_name()`). A percent sign is rejected, because Linux would generate another name from such a
+/// name.
 fn is_interface_name(name: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':' | b'%');
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(fits) && name != "." && name != ".."

@@ -25,8 +25,8 @@ device_config! {
         /// Bytes of the file that the guest sees, a multiple of 2 MiB. By default, the whole file.
         #[schema(multiple_of = 2_097_152, maximum = 1099511627776_u64)]
         pub size: Option<u64>,
-        /// True if the device is behind the virtio-iommu. Only the device's queue is then behind the virtio-iommu: the guest accesses the
-        /// memory itself like RAM.
+        /// True if the device is behind the virtio-iommu. The virtio-iommu then translates only the DMA of the device's queue. The guest's
+        /// CPUs access the persistent memory directly, like RAM.
         #[serde(default)]
         pub iommu: bool,
         /// True if the guest's writes do not reach the file, and are lost when the device ends. The file is then opened read-only.

@@ -21,9 +21,8 @@ device_config! {
         /// Context ID of the guest, 3 to 4294967294.
         #[schema(minimum = 3, maximum = 4294967294_u64)]
         pub cid: u64,
-        /// Socket for host programs that connect to the guest. Carom creates the socket, and replaces a socket that a previous VM
-        /// left behind. If the guest connects to a port of the host, Carom connects to the socket with this name followed by `_`
-        /// and the port.
+        /// Socket for host programs that connect to the guest. Carom creates the socket, and replaces a socket that a previous VM left
+        /// behind. If the guest connects to port N of the host, Carom connects to the socket whose path is this path followed by `_N`.
         #[schema(value_type = String)]
         pub socket: PathBuf,
         /// True if the device is behind the virtio-iommu.

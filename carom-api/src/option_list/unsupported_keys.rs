@@ -42,7 +42,7 @@ pub(super) fn find(option: Field, key: &str) -> Option<UnsupportedKey> {
 }
 
 impl UnsupportedKey {
-    /// Returns the configuration's name of the key.
+    /// Returns the name of the key in the configuration.
     pub(super) fn name(self) -> &'static str {
         self.name
     }

@@ -63,7 +63,7 @@ fn refused(path: &str) -> Option<&'static Unsupported> {
     UNSUPPORTED.iter().find(|refused| refused.path == path)
 }
 
-/// Returns a path in the form of error messages.
+/// Returns a path in the form that error messages use.
 fn shown(path: &str) -> String {
     path.replace(".*", "[]")
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Option strings of Cloud Hypervisor, and Carom's answer to each: `options.tsv`.
+//! Option strings of Cloud Hypervisor, and the outcome of parsing each with Carom. `options.tsv` lists them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -47,7 +47,7 @@ pub(crate) fn read() -> (String, Vec<OptionString>) {
 }
 
 impl OptionString {
-    /// Runs the parser. Returns `taken`, or the reason for the rejection without the name of the option.
+    /// Parses the string with Carom's parser. Returns `taken`, or the reason for the rejection without the name of the option.
     pub(crate) fn said(&self) -> String {
         match self.parse() {
             Ok(()) => TAKEN.into(),
@@ -61,7 +61,7 @@ impl OptionString {
 
     fn parse(&self) -> Result<(), String> {
         let Self { option, value, .. } = self;
-        // The check of a node needs the other nodes, which a single string does not contain.
+        // Only parse the string of a NUMA node. Checking the node needs the other nodes, which a single string does not contain.
         if option == "--numa" {
             return value.parse::<NumaConfig>().map(drop).map_err(|error| error.to_string());
         }

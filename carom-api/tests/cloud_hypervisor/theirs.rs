@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Names, types and defaults of Cloud Hypervisor's OpenAPI document, read from `document.json`. If a field always has a value but
-//! the document has no default, `document.json` has the default of the program.
+//! Names, types and defaults from Cloud Hypervisor's OpenAPI document, read from `document.json`. If the OpenAPI document lacks the default
+//! of a field that always has a value, `document.json` has the default that the program uses.
 
 use std::collections::BTreeMap;
 

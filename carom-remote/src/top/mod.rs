@@ -143,7 +143,7 @@ mod tests {
         serde_json::to_string(&info).unwrap()
     }
 
-    /// Takes a sample from a server that has these answers. The sample must request all of them.
+    /// Takes a sample from a server that gives these answers, one to each request. The sample must make as many requests.
     fn look_at(answers: &[(u16, &str)]) -> Result<Look, CallError> {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
