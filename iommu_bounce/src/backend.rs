@@ -27,8 +27,8 @@ pub enum MapError {
     /// The host reached a limit on mappings or pinned memory. The guest sees `NOMEM`.
     #[error("a host limit on mappings or pinned memory is reached")]
     NoResources,
-    /// The range overlaps an existing mapping. The guest sees `DEVERR`, because the engine checks for overlaps before it calls
-    /// the mapper.
+    /// The range overlaps an existing mapping. The engine checks for overlaps before it calls the mapper, so this is a failure of the host.
+    /// The guest sees `DEVERR`.
     #[error("the range overlaps an existing mapping")]
     Exists,
     /// The host refused for another reason. The guest sees `DEVERR`.
@@ -67,9 +67,9 @@ pub struct MapperGroup(pub u32);
 /// I/O address space of the host, which translates for one or more endpoints.
 ///
 /// An address space starts empty, and holds only what the engine maps. The engine receives one address space for each endpoint, with the
-/// endpoint attached. If their [`group`](Self::group) allows it, the endpoints of a domain share one address space, so that a mapping takes
-/// one call instead of one for each endpoint. The engine keeps an address space that has no endpoint, for an endpoint that leaves a shared
-/// address space later.
+/// endpoint attached. If the endpoints of a domain are in the same [`group`](Self::group), they share one address space, so that a mapping
+/// takes one call instead of one for each endpoint. The engine keeps address spaces that have no endpoint: an endpoint that leaves a shared
+/// address space later moves into one of them.
 pub trait DmaMapper: Send {
     /// Maps `memory` at `iova` for the device, with exactly these `permissions`.
     ///
@@ -142,9 +142,9 @@ pub trait GuestRam: Send + Sync {
     /// memory. Device memory, such as the shared memory region of the windows, is not RAM.
     fn slice(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>>;
 
-    /// Returns the longest part of `[gpa, gpa + len)` that starts at `gpa` and is contiguous in host memory. Returns `None` if
-    /// there is no RAM at `gpa`. If [`slice`](Self::slice) fails, the engine asks for the parts one by one, so that a guest can
-    /// map a range that spans memory regions. The default is for implementations without adjacent regions.
+    /// Returns the longest part of `[gpa, gpa + len)` that starts at `gpa` and is contiguous in host memory. Returns `None` if there is no
+    /// RAM at `gpa`. If [`slice`](Self::slice) fails, the engine asks for the parts one by one, so that a guest can map a range that spans
+    /// memory regions. The default implementation is only for RAM without adjacent regions.
     fn prefix(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
         self.slice(gpa, len)
     }
@@ -160,7 +160,7 @@ pub trait GuestRam: Send + Sync {
 
     /// Calls `then` with the memory at `[gpa, gpa + len)` and its kind, if the guest sees memory of one device in the whole range. The
     /// memory must also be contiguous in host memory and allow `permissions`. Otherwise, `then` is not called. The slice is valid during
-    /// the call of `then`. Mappers only use the address of the slice.
+    /// the call of `then`. Mappers use only the address of the slice.
     ///
     /// Before the guest's view of the memory is removed, the VMM must call
     /// [`Engine::revoke_device_memory`](crate::Engine::revoke_device_memory).
@@ -196,7 +196,7 @@ pub trait ChunkStore: Send {
     /// After an error, nothing has changed.
     fn back(&mut self) -> Result<u32, ChunkError>;
 
-    /// Backs the chunk with this index, in the same way as [`back`](Self::back). Restoring a state needs this.
+    /// Backs the chunk with this index, in the same way as [`back`](Self::back). The engine needs this to restore a state.
     ///
     /// # Errors
     /// After an error, nothing has changed. The error is [`io::ErrorKind::InvalidInput`] if the index is out of range or the

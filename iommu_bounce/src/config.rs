@@ -21,22 +21,21 @@ const MIN_PROBE_SIZE: usize = 3 * property::RESV_MEM_SIZE;
 /// Configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Page sizes: bit n stands for pages of 2^n bytes. The lowest bit is the granule of mappings, the others are hints to the
-    /// driver.
+    /// Page sizes: bit n stands for pages of 2^n bytes. The lowest bit is the granule of mappings. The other bits are hints to the driver.
     pub page_size_mask: u64,
     /// IOVAs that a driver may map.
     pub input_range: RangeInclusive<u64>,
     /// Domain numbers that a driver may use.
     pub domain_range: RangeInclusive<u32>,
-    /// Bytes of properties in PROBE replies: 72 to 512, or 0 to not offer PROBE.
+    /// Bytes of properties in PROBE replies: 72 to 512. With 0, the device does not offer PROBE.
     pub probe_size: u32,
-    /// Addresses at which devices write message-signalled interrupts. Never mapped.
+    /// Addresses to which devices write message-signalled interrupts. The engine never maps these addresses.
     pub msi_window: RangeInclusive<u64>,
-    /// True if unattached endpoints can access all RAM at power-on, until the driver changes it.
+    /// True if unattached endpoints can access all RAM from power-on until the driver turns bypass off.
     pub bypass: bool,
     /// Limits on the host resources that a guest can use.
     pub limits: Limits,
-    /// Bounce windows. `None` makes a plain virtio-iommu.
+    /// Bounce windows. With `None`, the device is a virtio-iommu without the extension.
     pub window: Option<WindowConfig>,
 }
 
@@ -56,7 +55,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// Limits on the host resources that a guest can use. Requests beyond them get `NOMEM`.
+/// Limits on the host resources that a guest can use. A request that exceeds a limit gets `NOMEM`.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum mappings over all domains.
@@ -97,9 +96,9 @@ impl Default for Limits {
 /// Configuration of bounce windows.
 #[derive(Clone, Debug)]
 pub struct WindowConfig {
-    /// IOVAs of the windows, the same in every domain. The range must be aligned to chunks and must not overlap the MSI window. The
-    /// aperture lies below 4 GiB, where every driver that supports windows can use it, or above
-    /// ([`feature::BOUNCE_WINDOW_HIGH`](crate::spec::feature::BOUNCE_WINDOW_HIGH)).
+    /// IOVAs of the windows, the same in every domain. The range must be aligned to chunks and must not overlap the MSI window. Every
+    /// driver that supports windows can use an aperture below 4 GiB. An aperture above 4 GiB requires
+    /// [`feature::BOUNCE_WINDOW_HIGH`](crate::spec::feature::BOUNCE_WINDOW_HIGH).
     pub aperture: RangeInclusive<u64>,
     /// Maximum bytes of window memory over all domains. At most the size of the region.
     pub budget: u64,

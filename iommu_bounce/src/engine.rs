@@ -54,8 +54,8 @@ pub use report::DomainWindow;
 /// Maximum duration of a batch. After this time, the engine rejects further requests of the batch that take host resources.
 const MOST_OF_BATCH: Duration = Duration::from_secs(1);
 
-/// Times at which the requests of a batch were served. The end is calculated only on demand, because a request takes less than a
-/// microsecond.
+/// Times at which the requests of a batch were served. The end is calculated only on demand, because the calculation would slow down each
+/// request, which takes less than a microsecond.
 #[derive(Clone, Copy)]
 struct Served {
     /// Start of the first request.
@@ -75,9 +75,9 @@ pub struct Engine {
     accepted: u64,
     /// True if unattached endpoints are in bypass mode.
     bypass: bool,
-    /// Until this time, the driver cannot turn bypass on again.
+    /// End of the cooldown after a slow mapping of all RAM. Until then, the driver cannot turn bypass on again.
     bypass_rests: Option<Instant>,
-    /// True if unattached endpoints have no access until the engine maps RAM for them later.
+    /// True if the engine has postponed the mapping of RAM for unattached endpoints. Until the engine maps the RAM, they have no access.
     bypass_put_off: bool,
     /// Duration of the current batch so far. `None` outside of a batch.
     batch: Option<Duration>,
@@ -135,7 +135,8 @@ impl Engine {
     /// If `mapper` has a [`group`](DmaMapper::group), the engine may move the endpoint to another address space of that group.
     ///
     /// # Errors
-    /// A [`ConfigError`] if the ID is in use, or if the host cannot translate what the configuration promises.
+    /// A [`ConfigError`] if the ID is in use, or if the host cannot provide the page size, the IOVAs or the bypass that the configuration
+    /// promises.
     pub fn add_endpoint(&mut self, id: EndpointId, mapper: Box<dyn DmaMapper>) -> Result<(), ConfigError> {
         if self.endpoints.contains_key(&id) {
             return Err(ConfigError::EndpointExists(id));
@@ -155,9 +156,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes an endpoint: detaches it, unmaps everything, and returns a mapper that is no longer needed. This is the endpoint's own
-    /// mapper. If that mapper still serves other endpoints, another mapper of the group is returned. The VMM must make sure that the
-    /// endpoint does no DMA.
+    /// Removes an endpoint: detaches it, unmaps everything, and returns a mapper that is no longer needed. Usually, this is the mapper of
+    /// the endpoint's address space. If other endpoints still use that address space, a spare mapper of the group is returned instead. The
+    /// VMM must make sure that the endpoint does no DMA.
     ///
     /// Ranges that the host failed to unmap end together with the mapper. Chunks in these ranges are lost, because the engine
     /// cannot know when they become free.
@@ -272,7 +273,7 @@ impl Engine {
             self.counters.count_invalid();
             return wire::fail(kind, reply, Status::Inval);
         };
-        // If one of these requests fails, nothing has changed, and it can be handled again.
+        // If one of these requests fails, nothing has changed, and the VMM can submit the request again.
         let interruptible = matches!(request, Request::Attach(_) | Request::Map(_));
         self.steps.set_allowed(interruptible);
         let outcome = self.serve(request, reply);
@@ -295,8 +296,8 @@ impl Engine {
         self.steps.interrupt()
     }
 
-    /// True if the last request was [interrupted](Interrupt). Then the request had no effect and was not answered. The VMM must
-    /// handle it again from its start, when no thread waits for the engine any longer.
+    /// True if the last request was [interrupted](Interrupt). Then the request had no effect and was not answered. The VMM must submit the
+    /// request again as soon as no thread waits for the engine any longer.
     pub fn take_interrupted(&mut self) -> bool {
         self.steps.take_happened()
     }
@@ -309,8 +310,8 @@ impl Engine {
         self.served = None;
     }
 
-    /// Returns the start of the first request since [`begin_batch`](Self::begin_batch), and the end of the last one. Returns
-    /// `None` if no request of a known kind was served. This call does not read the clock.
+    /// Returns the start of the first request since [`begin_batch`](Self::begin_batch), and the end of the last request. Returns `None` if
+    /// no request of a known kind was served. This call does not read the clock.
     pub fn served_between(&self) -> Option<(Instant, Instant)> {
         self.served.map(|Served { first, last, took }| (first, last + took))
     }
@@ -414,7 +415,8 @@ impl Engine {
         self.counters
     }
 
-    /// Returns all figures, including those of each domain and endpoint. The figures of a domain start and end with the domain.
+    /// Returns the figures of the engine, of each domain and of each endpoint. A domain's figures count from its creation, and are lost
+    /// when the domain ends.
     pub fn report(&self) -> Report {
         let chunk_size = self.windows.as_ref().map_or(0, Windows::chunk_size);
         let domains = self.domains.iter().map(|(&id, domain)| DomainReport {

@@ -43,7 +43,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Returns the report in the format of the driver.
+    /// Returns the report in the format that the driver reads.
     pub fn encode(&self) -> [u8; fault::SIZE] {
         let mut bytes = [0; fault::SIZE];
         bytes[0] = match self.reason {
@@ -179,7 +179,7 @@ mod tests {
         let mut queue = FaultQueue::new(start);
         let mut passed = 0;
         for n in 0..10_000u32 {
-            // 10 faults per millisecond for a second. Each is removed directly after it is queued.
+            // The device faults 10 times per millisecond for a second. Each fault is removed as soon as it is queued.
             passed += u32::from(queue.push(FAULT, start + Duration::from_micros(100) * n));
             assert!(queue.pop().is_none_or(|fault| fault == FAULT));
         }

@@ -39,8 +39,8 @@ impl Histogram {
         self.buckets[class.min(BUCKETS - 1)] += 1;
     }
 
-    /// Returns a quantile: the nanoseconds that `per_mille` of a thousand durations did not exceed. The result is the upper end of a class,
-    /// but at most the longest duration. If nothing was recorded, the result is 0.
+    /// Returns a quantile in nanoseconds: `per_mille` of every thousand durations are at most this long. The result is the upper end of a
+    /// class, but at most the longest duration. If nothing was recorded, the result is 0.
     pub fn quantile_ns(&self, per_mille: u64) -> u64 {
         let wanted = u128::from(self.count) * u128::from(per_mille.min(1000));
         let mut seen = 0u128;

@@ -55,7 +55,7 @@ pub(crate) enum ExchangeError {
 
 /// Host address space with its mapper.
 pub(crate) struct Space {
-    /// Endpoint that the address space was created for. Log lines use it as the name.
+    /// Endpoint that the address space was created for. Log lines name the address space by this endpoint.
     name: EndpointId,
     mapper: Box<dyn DmaMapper>,
     group: Option<MapperGroup>,
@@ -74,7 +74,8 @@ pub(crate) struct Space {
     steps: Steps,
     maps: Calls,
     unmaps: Calls,
-    /// True while all RAM is being mapped. The duration of a call for 1 GiB does not predict calls for a driver's mappings.
+    /// True while all RAM is being mapped. The durations of these calls do not count: a call for 1 GiB does not predict calls for a
+    /// driver's mappings.
     in_bypass: bool,
     max_unmap_time: Duration,
 }
@@ -458,8 +459,8 @@ impl Space {
     }
 
     /// Maps everything that a domain has, except where a range is stuck. On an error, the new mappings are unmapped again, and ranges that
-    /// the host fails to unmap become stuck. An error also results if map calls turn out to be too slow for the number of mappings: before
-    /// this function, no call may have been timed.
+    /// the host fails to unmap become stuck. Also fails if map calls turn out to be too slow for the number of mappings. This cannot be
+    /// checked earlier if no call has been timed before.
     pub(crate) fn install(
         &mut self,
         domain: &Domain,

@@ -11,7 +11,7 @@ use crate::{DomainId, EndpointId, Fault};
 /// Version of [`EngineState`] that this engine writes. The engine can read no other version.
 pub const STATE_VERSION: u32 = 1;
 
-/// State that a guest has made. It includes neither the contents of chunks nor any parked chunks.
+/// State that results from the guest's requests. Includes neither the contents of chunks nor any parked chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineState {
@@ -23,7 +23,7 @@ pub struct EngineState {
     pub bypass: bool,
     /// Window configuration, or `None` without bounce windows.
     pub window: Option<WindowState>,
-    /// Maximum bytes of mapped guest RAM, or `None` without a limit. The mappings in a state may exceed it, because the limit may
+    /// Maximum bytes of mapped guest RAM, or `None` without a limit. The mappings in a state may exceed this limit, because the limit may
     /// have been lowered.
     #[serde(default)]
     pub max_mapped_bytes: Option<u64>,
@@ -76,8 +76,9 @@ pub struct DomainState {
     pub chunks: Vec<ChunkState>,
 }
 
-/// Mapping of guest RAM or device memory. A mapping of device memory always has the MMIO flag here. The guest must see the device
-/// memory at the same address before [`Engine::restore_device_memory`](crate::Engine::restore_device_memory).
+/// Mapping of guest RAM or device memory. A mapping of device memory always has the MMIO flag here. Before
+/// [`Engine::restore_device_memory`](crate::Engine::restore_device_memory) is called, the guest must see the device memory at the same
+/// address again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MappingState {

@@ -62,7 +62,8 @@ impl MappingTree {
         let mut leaf = self.leaves.get(self.descend(iova).leaf);
         let mut place = leaf.starts().partition_point(|start| *start <= iova);
         if place == 0 {
-            // The separator of the leaf is low enough, but all mappings of the leaf start above `iova`.
+            // The separator of the leaf is at most `iova`, but all mappings of the leaf start above `iova`. So the mapping is in the
+            // previous leaf.
             if leaf.prev == NIL {
                 return None;
             }

@@ -141,7 +141,7 @@ impl Windows {
     /// Retries the release of a lost chunk in the store. Returns `false` if no chunk is lost, or the retry failed.
     pub(crate) fn recover(&mut self, counters: &mut Counters) -> bool {
         let Some(index) = self.store.recover() else { return false };
-        // The store can also lose a chunk while it tries to back it. Such a chunk was never counted as backed.
+        // The store can also lose a chunk when it fails to back the chunk. Such a chunk was never counted as backed.
         if self.lost.remove(&index) {
             info!("virtio-iommu: window chunk {index}, which was lost before, is released");
             self.backed -= 1;

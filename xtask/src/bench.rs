@@ -95,7 +95,7 @@ pub struct Options {
     /// File of an earlier run to compare counts with.
     #[arg(long, value_name = "BASE")]
     compare: Option<PathBuf>,
-    /// File of an earlier run. Predicts results on hardware from its counts; only the cost of copies is measured.
+    /// File of an earlier run, whose counts predict results on hardware. Only the cost of copies is measured anew.
     #[arg(
         long,
         value_name = "FILE",

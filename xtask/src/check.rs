@@ -66,8 +66,8 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Checks that each patch of the mail series builds by itself. After each patch, builds the objects that the patches have
-    /// touched.
+    /// Checks that each patch of the mail series builds by itself. After each patch, builds the objects whose sources this or an earlier
+    /// patch touched.
     fn check_builds(&self, tree: &mut CheckTree, series: &str) -> Result<()> {
         let tmp = tempfile::tempdir().context("cannot create a directory")?;
         let mails = tmp.path().join("series");

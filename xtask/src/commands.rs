@@ -35,7 +35,7 @@ impl Tools<'_> {
         self.run(&mut patch_command(tree, patch)).with_context(|| format!("{} does not apply", patch.display()))
     }
 
-    /// Runs a program without redirecting it. Returns its exit status, or 1 if a signal ended the program.
+    /// Runs a program without redirecting its input or output. Returns its exit status, or 1 if a signal ended the program.
     pub(crate) fn status(&self, command: &mut Command, starting: &'static str) -> Result<u8> {
         self.progress.end();
         let mut child = command.spawn().context(starting)?;

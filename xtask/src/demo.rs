@@ -22,10 +22,11 @@ pub struct Measurement {
     /// Shorter measurements, without guests with two jobs.
     #[arg(long)]
     pub quick: bool,
-    /// Random and mixed I/O instead of sequential reads, on strict, lazy and bounce.
+    /// Random and mixed I/O instead of sequential reads, in the configurations strict, lazy and bounce.
     #[arg(long)]
     pub patterns: bool,
-    /// Cost of mapping and unmapping in the guest, measured by its kernel's function profiler, on qemu-strict, strict and bounce.
+    /// Cost of mapping and unmapping in the guest, measured by the guest kernel's function profiler, in the configurations qemu-strict,
+    /// strict and bounce.
     #[arg(long, conflicts_with = "patterns")]
     pub map_time: bool,
     /// Rounds per configuration, 1 to 99; the figures are medians [default: 1 with --quick, else 3].

@@ -3,22 +3,23 @@
 //! in its NVMe drive. The patches in `xtask/qemu` make its TLB behave more like hardware's, and remove the slowdown of memory
 //! that once held code.
 //!
-//! First bug: `helper_vmrun` (target/i386/tcg/system/svm_helper.c of QEMU 10.0) delivers the interrupt that KVM injects, but
-//! leaves its vector where the CPU loop looks for pending exceptions. Each device interrupt requests that the CPU leaves that
-//! loop. `cpu_handle_interrupt` (accel/tcg/cpu-exec.c) first checks for interrupts, and then for such requests. If a request
-//! comes between the two checks, and the guest has had no exception or exit since the injection, the guest gets the injected
-//! interrupt again, even while it has interrupts disabled. At the first instruction of a kernel's entry, this is a double fault.
+//! First bug: `helper_vmrun` (target/i386/tcg/system/svm_helper.c of QEMU 10.0) delivers the interrupt that KVM injects, but leaves the
+//! interrupt's vector where the CPU loop looks for pending exceptions. Each device interrupt asks the CPU to leave that loop.
+//! `cpu_handle_interrupt` (accel/tcg/cpu-exec.c) first checks for interrupts, and then for such requests to leave. If a request arrives
+//! between the two checks, the guest gets the injected interrupt again, unless it has had an exception or exit since the injection. The
+//! guest gets this interrupt even while it has interrupts disabled. At the first instruction of a kernel's entry, the repeated interrupt
+//! causes a double fault.
 //!
-//! Second bug: `cpu_clear_ignne` (`fpu_helper.c`), which XRSTOR on any CPU calls, writes the first CPU's `hflags2` without a lock
-//! or an atomic operation. If the first CPU executes VMRUN or #VMEXIT meanwhile, its change of that field is lost: nested paging
-//! or the global interrupt flag. The result is a triple fault of the guest or a panic of its host. Nothing in the rig ever sets
-//! the bit that `cpu_clear_ignne` clears. So the fix skips the write if the bit is already clear.
+//! Second bug: `cpu_clear_ignne` (`fpu_helper.c`), which XRSTOR on any CPU calls, writes the first CPU's `hflags2` without a lock or an
+//! atomic operation. If the first CPU executes VMRUN or #VMEXIT meanwhile, it also changes `hflags2`: the bit for nested paging, or the
+//! global interrupt flag. This change is then lost. The result is a triple fault of the guest or a panic of its host. Nothing in the rig
+//! ever sets the bit that `cpu_clear_ignne` clears. So the fix skips the write if the bit is already clear.
 //!
 //! Third bug: `helper_vmrun` sets a bit of `interrupt_request` without the lock that all other writers hold. A concurrent request
 //! of another thread is lost until the next request.
 //!
-//! Fourth bug: if a guest writes CR8 while a virtual interrupt is pending, `helper_write_crN` (`misc_helper.c`) requests that
-//! interrupt without the same lock. An assertion then ends the emulator. EDK2 writes CR8 at the end of each interrupt.
+//! Fourth bug: if a guest writes CR8 while a virtual interrupt is pending, `helper_write_crN` (`misc_helper.c`) requests that interrupt,
+//! also without this lock. An assertion then ends the emulator. EDK2 writes CR8 at the end of each interrupt.
 //!
 //! Fifth bug: `nvme_ctrl_reset` (hw/nvme/ctrl.c) discards the queues but not their pending requests for the drive's INTx
 //! interrupt. The interrupt then stays asserted forever.

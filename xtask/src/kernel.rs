@@ -215,8 +215,8 @@ impl Tools<'_> {
         }
     }
 
-    /// Returns the name of the build directory. The name depends on the fragments' names, but not on their contents or this
-    /// checkout's path. After a changed option, make therefore compiles only files that depend on it.
+    /// Returns the name of the build directory. The name depends on the fragments' names, but not on their contents or this checkout's
+    /// path. If an option changes, make therefore compiles only the files that depend on this option.
     fn out_name(&self, inputs: &Inputs) -> String {
         let names = inputs.fragments.iter().map(|file| file.strip_prefix(&self.checkout).unwrap_or(file));
         let key = names.fold(Key::default(), |key, name| key.text(&name.to_string_lossy())).finish();

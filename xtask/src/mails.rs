@@ -51,7 +51,7 @@ impl Step {
         !self.starts.is_empty()
     }
 
-    /// True if the mail adds files of ours or changes some that earlier mails added.
+    /// True if the mail adds files of ours, or changes files that earlier mails added.
     pub(crate) fn changes_files(&self) -> bool {
         self.brings_files() || !self.later.is_empty()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs the program that measures guests, on this host or in the rig. If the rig's machine dies, a new machine continues.
+//! Runs the program that measures guests, on this host or in the rig. If the rig's machine dies, a new machine continues the measurement.
 
 use std::ffi::OsString;
 use std::fs;
@@ -67,7 +67,7 @@ pub(crate) struct Measuring<'a> {
     pub(crate) null_drive: bool,
     /// Memory of the rig's machine.
     pub(crate) memory: &'a str,
-    /// Maximum run time of one such machine, in seconds.
+    /// Maximum run time of one machine of the rig, in seconds.
     pub(crate) time_limit: u32,
     /// Directory for results, writable by the program.
     pub(crate) out: &'a Path,

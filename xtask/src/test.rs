@@ -204,7 +204,7 @@ impl Stage {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// True if the stage runs only if it is named. If `all` is set, this applies only to parts and debug.
+    /// True if the stage runs only if it is named. If `all` is set, this is true only for the stages parts and debug.
     fn is_extra(self, all: bool) -> bool {
         matches!(self, Self::Parts | Self::Debug)
             || (matches!(self, Self::Arm64 | Self::DebianConfig | Self::Sanitizers) && !all)

@@ -218,10 +218,10 @@ impl Engine {
         }
     }
 
-    /// Detaches an endpoint. The endpoint is detached even if the host fails to unmap a range, because the guest will reuse the memory.
-    /// Every later request retries the unmap. If bypass is on and the host cannot map RAM, the endpoint is detached and has no access.
-    /// While the mapping of RAM is postponed, the endpoint has no access either. The endpoint stays attached only if it shares an address
-    /// space and the host cannot move it to another.
+    /// Detaches an endpoint. The endpoint is detached even if the host fails to unmap a range, because the guest will reuse the memory in
+    /// any case. Every later request retries the unmap. If bypass is on and the host cannot map RAM, the endpoint is detached and has no
+    /// access. While the mapping of RAM is postponed, the endpoint has no access either. The endpoint stays attached only if it shares an
+    /// address space and the host cannot move the endpoint to another address space.
     pub(super) fn detach(&mut self, request: wire::Detach) -> Result<(), Status> {
         let id = request.endpoint;
         let endpoint = self.endpoints.get(&id).ok_or(Status::NoEnt)?;

@@ -60,7 +60,7 @@ impl Engine {
     /// Serves UNMAP requests. Each gets the same status as if the requests were served one by one. Adjacent requests share host
     /// calls. This call reorders the requests.
     ///
-    /// The duration is divided equally among the requests.
+    /// In the figures, the total duration is divided equally among the requests.
     pub fn handle_unmaps(&mut self, requests: &mut [UnmapRequest]) {
         let began = Instant::now();
         self.retry_stuck();
@@ -84,7 +84,7 @@ impl Engine {
     /// Serves requests in the order of their ranges. The ranges do not overlap, so no request affects the status of another.
     fn unmap_neighbours(&mut self, requests: &mut [UnmapRequest]) {
         for neighbours in requests.chunk_by_mut(UnmapRequest::touches) {
-            // Each range alone must not split a mapping, even if all ranges together cover the mapping completely.
+            // No single range may split a mapping, even if all ranges together cover the mapping completely.
             let together = neighbours.len() > 1
                 && !self.maps_devices(neighbours)
                 && neighbours.iter().all(|unmap| self.check_unmap(&unmap.request).is_ok());

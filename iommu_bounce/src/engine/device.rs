@@ -20,8 +20,8 @@ use crate::state::RestoreError;
 use crate::wire;
 
 impl Engine {
-    /// Maps device memory for every endpoint of the domain, or for none. The caller has checked everything except the memory and
-    /// the cap.
+    /// Maps device memory for every endpoint of the domain, or for none. The caller has checked everything except the device memory and the
+    /// cap on mapped bytes.
     pub(super) fn map_device(&mut self, request: &wire::Map, permissions: Permissions) -> Result<(), Status> {
         let wire::Map { start, last, gpa, .. } = *request;
         let kind = device_kind(&*self.ram, gpa, last - start + 1, permissions).ok_or(Status::Inval)?;
@@ -55,11 +55,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Maps the device memory of the state that [`restore`](Self::restore) received. Call this after all devices are restored,
-    /// because the guest does not see their memory before.
+    /// Maps the device memory of the state that [`restore`](Self::restore) received. Call this after all devices are restored, because only
+    /// then does the guest see their memory.
     ///
     /// # Errors
-    /// A [`RestoreError`] that names the failed mapping. Mappings that were restored before it stay.
+    /// A [`RestoreError`] that names the failed mapping. Mappings that were restored before the failed mapping stay.
     pub fn restore_device_memory(&mut self) -> Result<(), RestoreError> {
         // Existing mappings are allowed to exceed a lowered cap.
         let max_mapped_bytes = std::mem::replace(&mut self.config.limits.max_mapped_bytes, u64::MAX);
@@ -81,8 +81,8 @@ impl Engine {
     }
 
     /// Unmaps the device memory at `[gpa, gpa + len)` for all endpoints, before the memory disappears from the guest's view.
-    /// [`GuestRam::device`](crate::GuestRam::device) must no longer return it. Returns `false` if the host fails to unmap it.
-    /// Then an endpoint may still access the memory, so it must not be reused. Call again to retry.
+    /// [`GuestRam::device`](crate::GuestRam::device) must no longer return this memory. Returns `false` if the host fails to unmap the
+    /// memory. Then an endpoint may still access the memory, so the memory must not be reused. Call again to retry.
     pub fn revoke_device_memory(&mut self, gpa: u64, len: u64) -> bool {
         self.retry_stuck();
         let end = gpa.saturating_add(len);

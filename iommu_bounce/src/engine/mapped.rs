@@ -2,14 +2,14 @@
 
 //! Cap on mapped bytes: the maximum guest RAM that the host keeps mapped, and therefore pinned, on behalf of the guest.
 //!
-//! Mapped bytes are counted as VFIO does: each mapping in each host address space, even if another mapping covers the same page. So a page
-//! counts twice if it is mapped twice, or if two address spaces map it. The kernel takes a reference to the page for each mapping, and adds
-//! each mapping to the locked memory (`vfio_pin_pages_remote()` of `drivers/vfio/vfio_iommu_type1.c`, `iopt_pages_update_pinned()` of
-//! `drivers/iommu/iommufd/pages.c`). Chunks do not count, because the budget limits them.
+//! Mapped bytes are counted as VFIO counts pinned memory: each mapping in each host address space, even if another mapping covers the same
+//! page. So a page counts twice if it is mapped twice, or if two address spaces map it. The kernel takes a reference to the page for each
+//! mapping, and adds each mapping to the locked memory (`vfio_pin_pages_remote()` of `drivers/vfio/vfio_iommu_type1.c`,
+//! `iopt_pages_update_pinned()` of `drivers/iommu/iommufd/pages.c`). Chunks do not count, because the budget limits them.
 //!
-//! If the VMM turns bypass on at power-on, RAM that unattached endpoints access through bypass does not count either. Firmware needs
-//! this bypass to read its disk. If the guest turns this bypass off and on again, it still does not count, because the guest could
-//! also get bypass by a reset of the VM.
+//! If the VMM turns bypass on at power-on, RAM that unattached endpoints access through bypass does not count either. Firmware needs this
+//! bypass to read its disk. If the guest turns bypass off and on again, this RAM still does not count, because the guest could also regain
+//! bypass by a reset of the VM.
 
 use super::Engine;
 use crate::config::ConfigError;

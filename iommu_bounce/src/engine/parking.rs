@@ -21,7 +21,7 @@ impl Engine {
     pub fn system_reset(&mut self) {
         self.retry_stuck();
         for id in self.spaces.ids() {
-            // The endpoint may have written to parked chunks since the last reset.
+            // The endpoint may have written to parked chunks since the last reset. So park them again, which zeroes them.
             let parked = std::mem::take(&mut self.spaces.get_mut(id).parked);
             self.counters.parked_chunks -= parked.len() as u64;
             self.park(id, &parked);
@@ -50,8 +50,8 @@ impl Engine {
         }
     }
 
-    /// Returns the parked chunk that a domain with one address space can reuse, or `None`. Parked chunks at the place of a new
-    /// chunk are released.
+    /// Returns the chunk that is parked at `iova`, if the domain can reuse it: the domain has only one address space, and the permissions
+    /// are the same. Otherwise, releases the chunks that are parked at `iova` in the domain's address spaces, and returns `None`.
     pub(super) fn unpark(&mut self, domain: DomainId, iova: u64, permissions: Permissions) -> Option<Chunk> {
         if self.counters.parked_chunks == 0 {
             return None;

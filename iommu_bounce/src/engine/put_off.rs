@@ -6,7 +6,7 @@
 //! A driver could cause such waits repeatedly. So the engine postpones the mapping if the batch has used up its time, or if a thread waits.
 //! A slow mapping starts a cooldown: during the cooldown, the engine also postpones the mapping, except for a reset. While the mapping is
 //! postponed, the endpoint has no access, as on a host that refuses to map RAM. If the host kernel does not pin the memory of an address
-//! space, the mapping is never postponed, because it takes no time.
+//! space, the mapping is never postponed, because mapping then takes almost no time.
 
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,7 @@ impl Engine {
         if self.bypass_rests(began) || self.is_batch_spent(Duration::ZERO) {
             return;
         }
-        // If the host refuses now, the engine does not retry.
+        // If the host refuses to map the RAM now, the engine does not retry.
         self.bypass_put_off = false;
         if let Err(status) = self.settle_in_time(&self.spaces.ids(), true) {
             log::debug!("virtio-iommu: endpoints in bypass mode have no access to RAM yet: {status:?}");

@@ -52,7 +52,7 @@ impl Engine {
         self.windows.as_ref().map(|windows| windows.config.aperture.clone())
     }
 
-    /// Returns the advice to the driver: the maximum size in bytes of a DMA that it should copy. 0 leaves the decision to the
+    /// Returns the advice to the driver: the maximum size in bytes of a DMA that the driver should copy. 0 leaves the decision to the
     /// driver.
     pub fn threshold(&self) -> u32 {
         self.windows.as_ref().map_or(0, |windows| windows.config.threshold)

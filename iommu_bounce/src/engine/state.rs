@@ -11,7 +11,7 @@ use crate::windows::Windows;
 use crate::{DomainId, wire};
 
 impl Engine {
-    /// Returns the state that the guest has made. No vCPU may run between this call and the saving of the chunks' contents.
+    /// Returns the state that results from the guest's requests. No vCPU may run between this call and the saving of the chunks' contents.
     pub fn state(&self) -> EngineState {
         let window = self.windows.as_ref().map(|Windows { config, .. }| WindowState {
             budget: config.budget,
@@ -21,7 +21,7 @@ impl Engine {
         let domains = self.domains.iter().map(|(&id, domain)| {
             let mappings = domain.mappings.iter().filter(|_| !domain.bypass);
             let chunks = domain.chunks.iter();
-            // A dead mapping is not restored.
+            // Dead mappings are not saved.
             let devices = domain.devices.iter().filter(|(_, mapping)| mapping.live);
             DomainState {
                 domain: id,

@@ -27,7 +27,7 @@ impl Engine {
         self.check_sum(more, 0)
     }
 
-    /// Does the same check before an endpoint in this address space attaches to a domain, which has `more` mappings.
+    /// Does the same check before an endpoint in this address space attaches to a domain with `more` mappings.
     pub(super) fn check_unmap_time_of(&self, place: SpaceId, more: u64) -> Result<(), Status> {
         if self.are_few(more) {
             return Ok(());

@@ -18,7 +18,7 @@ use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
 use crate::ops::{HostFailure, Op, any_op, map_failure};
 
-/// Requests in the pool, and sequences drawn before the pool is replaced.
+/// Number of requests in the pool, and number of sequences that are drawn from the pool before it is replaced.
 const POOL: usize = 4096;
 const SEQUENCES: u32 = 2000;
 /// Maximum length of a sequence.

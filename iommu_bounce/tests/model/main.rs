@@ -53,8 +53,8 @@ fn agree(ops: &[(Option<HostFailure>, Op)]) {
     rig.check_empty();
 }
 
-/// Sends each request to a host that may fail at anything, including undo steps. The host itself panics if the engine breaks a
-/// promise. The engine's figures must match the host, and nothing may remain once the host works again.
+/// Sends each request to a host that may fail at anything, including undo steps. The host itself panics if the engine breaks a promise. The
+/// engine's figures must match the host. When the host works again and the VM was reset, nothing may remain mapped.
 fn survive(ops: &[(Option<HostFailure>, Op)]) {
     let mut rig = Rig::new();
     for (failure, op) in ops {

@@ -268,7 +268,7 @@ impl Model {
         let end = map.gpa_page + map.pages;
         let is_in = |pages: &Range<u64>| map.gpa_page >= pages.start && end <= pages.end;
         if !is_in(&DEVICE_PAGES) || self.device_hidden {
-            // With the flag, the memory is checked before the cap.
+            // For a MAP with the MMIO flag, the device checks the memory before the cap.
             let is_file = is_in(&FILE_PAGES) && !self.device_hidden;
             if mmio && !is_file {
                 return Err(Status::Inval);

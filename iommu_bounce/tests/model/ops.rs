@@ -131,12 +131,12 @@ impl Op {
 }
 
 fn domain() -> impl Strategy<Value = u32> {
-    // 0 and 5 are out of range.
+    // Domain numbers 0 and 5 are out of range.
     prop_oneof![6 => Just(1), 6 => 1u32..=3, 1 => Just(0), 1 => Just(5)]
 }
 
 fn endpoint() -> impl Strategy<Value = u32> {
-    // 9 does not exist.
+    // Endpoint 9 does not exist.
     prop_oneof![12 => ENDPOINTS, 1 => Just(9)]
 }
 

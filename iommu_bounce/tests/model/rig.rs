@@ -94,7 +94,7 @@ impl Rig {
     }
 
     fn unplug(&mut self, id: u32) {
-        // The mapper is dropped, which ends all that it still maps.
+        // Drop the mapper, which ends its remaining mappings.
         drop(self.engine.remove_endpoint(id));
     }
 

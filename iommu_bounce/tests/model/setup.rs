@@ -6,7 +6,7 @@ use std::ops::{Range, RangeInclusive};
 
 pub(crate) const PAGE: u64 = 0x1000;
 pub(crate) const CHUNK: u64 = 4 * PAGE;
-/// First page of requests: eight pages below the aperture. Requests use these pages, the aperture, and some pages above.
+/// First page of requests: eight pages below the aperture. Requests use these pages, the aperture, and some pages above the aperture.
 pub(crate) const FIRST_IOVA: u64 = APERTURE - 8 * PAGE;
 pub(crate) const APERTURE: u64 = 0xe000_0000;
 pub(crate) const APERTURE_CHUNKS: u64 = 4;

@@ -73,7 +73,7 @@ impl Reader<'_> {
         &self.text[node.byte_range()]
     }
 
-    /// Records the items at the outermost level of the file, including conditional parts.
+    /// Records the items at the outermost level of the file, including items in conditional parts (`#if`).
     fn items(&mut self, parent: Node) {
         for node in parent.named_children(&mut parent.walk()) {
             match node.kind() {

@@ -59,7 +59,7 @@ fn main() -> Result<ExitCode> {
     Ok(if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Returns the complaints about the crates whose root files are `targets`, and about these C files. Paths are relative to `root`.
+/// Returns the complaints about the crates whose root files are `targets`, and about the C files `c_files`. Paths are relative to `root`.
 /// Known findings are omitted.
 fn check(root: &Path, targets: &[PathBuf], c_files: &[PathBuf], known: &BTreeSet<String>) -> Result<Vec<String>> {
     let mut ties: Ties = c::ties(c_files)?;
@@ -108,7 +108,7 @@ fn check(root: &Path, targets: &[PathBuf], c_files: &[PathBuf], known: &BTreeSet
     Ok(complaints)
 }
 
-/// Returns the files below `root` with unsafe code, of the libraries and programs among `targets`. Tests are omitted.
+/// Returns the files below `root` that contain unsafe code and belong to a library or program in `targets`. Tests are omitted.
 fn with_unsafe_code(root: &Path, targets: &[PathBuf]) -> Result<BTreeSet<String>> {
     let mut files = BTreeSet::new();
     for target in targets {

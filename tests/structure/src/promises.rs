@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Checks the tests that a document names for its promises against the sources.
+//! Checks that the sources contain the tests that a document names for its promises.
 
 use std::collections::BTreeMap;
 

@@ -39,7 +39,7 @@ pub(crate) fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// True if a condition is `test`, or `any` that starts with `test`.
+/// True if a condition is `test`, or an `any(…)` that begins with `test`.
 fn names_test(condition: TokenStream) -> bool {
     let mut tokens = condition.into_iter();
     match tokens.next() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Checks that, without bouncing, the mapping functions have the same instructions as in mainline. Counts their instructions with
-//! bouncing.
+//! Checks that, in a build without bouncing, the mapping functions have the same instructions as in mainline. Counts their instructions in
+//! a build with bouncing.
 
 use std::process::Command;
 

@@ -54,13 +54,13 @@ impl CheckTree<'_> {
         let objects: Vec<String> = objects.filter(is_checked).collect();
         ensure!(!objects.is_empty(), "sparse has no object to check");
         let log = self.work.join(format!("sparse-{name}.log"));
-        // C=2 runs sparse without compiling, on up-to-date files, too.
+        // C=2 also runs sparse on files that need no compiling.
         let mut make = self.make(Mode::On);
         make.arg(jobs()).args(["C=2", &format!("CF={}", self.options()?.join(" "))]).args(&objects);
         self.tools.run_quietly(&mut make, &log).context("cannot run sparse")?;
         let said = fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
-        // If the kernel finds sparse too old, make does not run it and reports no error. After an error, sparse does not print the
-        // file's warnings.
+        // If the kernel's build system finds sparse too old, make does not run sparse and reports no error. After an error, sparse does not
+        // print the file's warnings.
         if let Some(object) = objects.iter().find(|object| !was_checked(&said, object)) {
             bail!("sparse did not check {object}: see {}", log.display());
         }

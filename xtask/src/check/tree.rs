@@ -28,7 +28,7 @@ const OBJECTS: [&str; 8] = [
     "kernel/dma/swiotlb",
 ];
 
-/// Options for i915, which uses one of the patch's attributes in two objects, and for our tests.
+/// Options that enable i915 and our tests. i915 uses one of the patch's attributes in two objects.
 const MORE_OPTIONS: &str =
     "CONFIG_DRM=y\nCONFIG_DRM_I915=y\nCONFIG_IOMMU_DMA_BOUNCE_TEST=y\nCONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST=y\n";
 
@@ -36,11 +36,11 @@ const MORE_OPTIONS: &str =
 const WITHOUT: &str = "CONFIG_SMP=n\nCONFIG_NUMA=n\nCONFIG_ZONE_DEVICE=n\nCONFIG_PCI_P2PDMA=n\nCONFIG_MEMORY_HOTPLUG=n\n\
     CONFIG_VIRTIO_MEM=n\nCONFIG_DEBUG_FS=n\nCONFIG_BLK_DEV_INTEGRITY=n\nCONFIG_TRANSPARENT_HUGEPAGE=n\n";
 
-/// State of bouncing in a build.
+/// Kind of build: with or without bouncing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     On,
-    /// Bouncing is on, in a kernel with few other options.
+    /// With bouncing, in a kernel with few other options.
     Bare,
     Off,
 }
@@ -196,7 +196,7 @@ impl<'a> CheckTree<'a> {
 
 impl Drop for CheckTree<'_> {
     fn drop(&mut self) {
-        // The next check makes a new tree.
+        // If this fails, the next check replaces the tree anyway.
         let _ = fs::remove_dir_all(&self.tree);
     }
 }

@@ -67,7 +67,7 @@ fn mmio_maps_device_memory_and_nothing_else() {
     assert_eq!(permissions.bits(), BOTH);
     let counters = rig.engine.counters();
     assert_eq!((counters.mappings, counters.mapped_bytes), (1, 0), "it is not RAM");
-    // The flag does not map RAM, and the range must not exceed the device memory.
+    // A MAP with the MMIO flag cannot map RAM, and its range must not exceed the device memory.
     assert_eq!(rig.status(&map(1, 0, PAGE - 1, 0, BOTH | MMIO)), INVAL);
     assert_eq!(rig.status(&map_device(0x10, 2, 3, READ)), INVAL);
     // Other rules are the same as for RAM.
@@ -127,7 +127,7 @@ fn revoked_device_memory_is_unmapped_for_all_endpoints() {
     for id in [1, 2] {
         assert_eq!(rig.mapper(id).mappings().keys().copied().collect::<Vec<_>>(), [PAGE]);
     }
-    // An endpoint that is attached later does not get the memory. The driver can remove the mapping as usual.
+    // An endpoint that is attached later has no access to the revoked memory. The driver can remove the mapping as usual.
     rig.all_ok([detach(2, 1)]);
     assert!(rig.engine.revoke_device_memory(0, u64::MAX));
     rig.all_ok([attach(2, 1)]);

@@ -9,7 +9,7 @@ use super::*;
 use crate::test_utils::*;
 use crate::{ConfigError, EngineConfig, Limits};
 
-/// Maximum bytes of a call. The first region of RAM takes 64 calls.
+/// Maximum bytes of a map call. Mapping the first region of RAM takes 64 calls.
 const STEP: u64 = 0x1_0000;
 
 fn config() -> EngineConfig {

@@ -100,7 +100,7 @@ fn without_bounce_windows_the_aperture_is_like_any_address() {
 #[test]
 fn flags_that_are_unknown_or_none_are_invalid() {
     let mut rig = attached();
-    // 4 is MMIO. The device does not offer that feature.
+    // 4 is the MMIO flag, which needs the feature MMIO. The device does not offer this feature.
     for flags in [0, 4, 4 | BOTH, 8 | READ, 1 << 31 | BOTH] {
         assert_eq!(rig.status(&map(1, 0, 0xfff, 0, flags)), INVAL);
     }
@@ -186,7 +186,7 @@ fn map_across_regions_of_ram_maps_each_part() {
 #[test]
 fn unmap_follows_the_examples_of_the_specification() {
     let page = |first: u64, last: u64| (first * PAGE, last * PAGE + PAGE - 1);
-    // Mappings, the range to unmap, its status, and the number of remaining mappings.
+    // Mappings, the range to unmap, the status of the UNMAP, and the number of remaining mappings.
     type Range = (u64, u64);
     let cases: [(&[Range], Range, u8, usize); 7] = [
         (&[], page(0, 4), OK, 0),

@@ -35,7 +35,8 @@ fn fill(rig: &mut Rig, domain: u32) -> u64 {
 fn gapped_mappings_stay_within_the_detach_time_limit() {
     let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
     let mapped = fill(&mut slow, 1);
-    // A call takes at least 20 µs, so 1000 calls take 20 ms. Only the number that is always allowed is mapped.
+    // A call takes at least 20 µs, so unmapping more than 1000 mappings exceeds the limit of 20 ms. But the engine always allows 4096
+    // mappings.
     assert_eq!(mapped, 4096);
     let before = slow.engine.counters();
     slow.all_ok([detach(1, 1)]);
@@ -59,7 +60,7 @@ fn mappings_count_once_per_address_space_in_the_domain() {
     let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
     assert_eq!(fill(&mut slow, 1), 4096);
     assert_eq!(slow.status(&attach(2, 1)), NOMEM);
-    // With half of the mappings, both endpoints together stay within the limit.
+    // Remove half of the mappings. The other 2048 then count once for each of the two endpoints, which makes exactly the allowed 4096.
     let half = 2048 * 2 * PAGE;
     slow.all_ok([unmap(1, half, 2 * half - 1), attach(2, 1)]);
     assert_eq!(slow.status(&map(1, half, half + PAGE - 1, 0, READ)), NOMEM);
