@@ -63,7 +63,7 @@ impl From<ConfigError> for BodyError {
 
 /// Implementation of an operation.
 pub enum Action {
-    /// Describe the VMM. The control thread is not asked.
+    /// Describe the VMM, without asking the control thread.
     Ping,
     /// Return the OpenAPI document.
     Document,

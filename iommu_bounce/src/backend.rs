@@ -67,7 +67,7 @@ pub struct MapperGroup(pub u32);
 /// I/O address space of the host, which translates for one or more endpoints.
 ///
 /// An address space starts empty, and holds only what the engine maps. The engine receives one address space for each endpoint, with the
-/// endpoint attached. If the endpoints of a domain are in the same [`group`](Self::group), they share one address space, so that a mapping
+/// endpoint attached. If the endpoints of a domain are in the same [`group`](Self::group), they share one address space. A mapping then
 /// takes one call instead of one for each endpoint. The engine keeps address spaces that have no endpoint: an endpoint that leaves a shared
 /// address space later moves into one of them.
 pub trait DmaMapper: Send {

@@ -38,14 +38,15 @@ pub struct Counters {
     pub failed: RequestCounts,
     /// Existing mappings over all domains. Chunks do not count as mappings.
     pub mappings: u64,
-    /// Bytes of guest RAM that are mapped on the host, including files that the guest sees as memory. They count once for each host address
-    /// space that maps them. Each endpoint has an address space of its own, unless the endpoints of a domain share an address space.
+    /// Bytes of guest RAM that are mapped on the host, including files that the guest sees as memory. Bytes count once for each host
+    /// address space that maps them. Each endpoint has an address space of its own, unless the endpoints of a domain share an address
+    /// space.
     pub mapped_bytes: u64,
     /// The largest [`mapped_bytes`](Self::mapped_bytes) so far.
     pub peak_mapped_bytes: u64,
-    /// Bytes that the host kernel has pinned: guest RAM, files that the guest sees as memory, and chunks. They count once for
-    /// each IOMMU address space that maps them, as the kernel accounts them (`VmLck` for containers, `VmPin` for IOMMUFD).
-    /// Address spaces of emulated devices and other processes pin nothing.
+    /// Bytes that the host kernel has pinned: guest RAM, files that the guest sees as memory, and chunks. Bytes count once for each IOMMU
+    /// address space that maps them, as in the kernel's own accounting (`VmLck` for containers, `VmPin` for IOMMUFD). Address spaces of
+    /// emulated devices and other processes pin nothing.
     pub pinned_bytes: u64,
     /// The largest [`pinned_bytes`](Self::pinned_bytes) so far.
     pub peak_pinned_bytes: u64,
@@ -53,9 +54,9 @@ pub struct Counters {
     pub window_bytes: u64,
     /// The largest [`window_bytes`](Self::window_bytes) so far.
     pub peak_window_bytes: u64,
-    /// Parked chunks: still mapped on the host after a reset of the VM, so that the guest can request them again.
+    /// Number of parked chunks. The host still maps these chunks after a reset of the VM, so that the guest can request them again.
     pub parked_chunks: u64,
-    /// Parked chunks that the guest got back, each without a host call.
+    /// Number of parked chunks that the guest has requested again. None of these requests needed a host call.
     pub unparked_chunks: u64,
     /// Calls to [`DmaMapper::map`](crate::DmaMapper::map) that succeeded.
     pub host_maps: u64,
@@ -66,16 +67,16 @@ pub struct Counters {
     pub merged_unmaps: u64,
     /// Failed calls to a mapper or to the chunk store.
     pub host_errors: u64,
-    /// Stuck ranges: the host failed to unmap them, and no domain owns them any more. Each request retries the unmap.
+    /// Number of stuck ranges. The host failed to unmap such a range, and no domain owns it any more. Each request retries the unmap.
     pub stuck_ranges: u64,
-    /// Lost chunks: they could not be released. Lost chunks are not used again, and count in [`window_bytes`](Self::window_bytes). Each
-    /// request for windows and each reset retries the release, except for chunks that the host may still map in an address space that was
-    /// removed.
+    /// Number of lost chunks, which could not be released. Lost chunks are not used again, and count in
+    /// [`window_bytes`](Self::window_bytes). Each request for windows and each reset retries the release. Chunks that the host may still
+    /// map in a removed address space are never released.
     pub lost_chunks: u64,
     /// Faults queued for the driver.
     pub faults: u64,
-    /// Faults that were not reported to the driver: too many faults occurred in a short time or were pending, the endpoint does not exist,
-    /// the driver supplied no buffer, or the device was reset before the report.
+    /// Faults that were not reported to the driver. The possible reasons: too many faults in a short time, too many pending faults, an
+    /// endpoint that does not exist, no buffer of the driver, or a reset of the device before the report.
     pub faults_dropped: u64,
     /// Duration of host calls. Reported separately from the counters.
     #[serde(skip)]

@@ -49,7 +49,7 @@ const EACH: u64 = 8;
 /// Number of timed calls after which the typical duration is known.
 const FEW: u64 = 8;
 
-/// Calls of one kind to one mapper.
+/// Durations of the calls of one kind (map or unmap) to one mapper.
 #[derive(Default)]
 pub(crate) struct Calls {
     /// Number of calls so far.
@@ -64,14 +64,14 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Starts a call. Returns the time, if the call must be timed.
+    /// Starts a call. Returns the current time if the call must be timed.
     pub(crate) fn begin(&mut self) -> Option<Instant> {
         self.is_due |= self.count.is_multiple_of(EACH);
         self.count += 1;
         self.is_due.then(Instant::now)
     }
 
-    /// Ends a call. `all` is the histogram of calls to all mappers.
+    /// Ends a call. `counts` is true if the duration of the call may predict other calls. `all` is the histogram of calls to all mappers.
     pub(crate) fn end(&mut self, began: Option<Instant>, counts: bool, all: &mut Histogram) {
         let Some(took) = began.map(|began| began.elapsed()) else { return };
         all.record(took);

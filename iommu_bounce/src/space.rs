@@ -2,9 +2,9 @@
 
 //! Host address spaces. Each has a mapper, and records the ranges that the mapper failed to unmap.
 //!
-//! Each address space of a domain maps everything that the domain has. The only exception is a *stuck* range: the domain no
-//! longer has the range, but the mapper failed to unmap it. The range is recorded here, its memory is not reused, and each
-//! request retries the unmap.
+//! Each address space of a domain maps everything that the domain has. In addition, an address space may hold *stuck* ranges: the domain no
+//! longer has such a range, but the mapper failed to unmap it. The address space records the range, the range's memory is not reused, and
+//! each request retries the unmap.
 
 mod devices;
 

@@ -4,9 +4,9 @@
 //! that one page-table page translates is its *place*.
 //!
 //! The host kernel allocates a page-table page when its first address is mapped. The kernel may keep the page after everything that the
-//! page translates is unmapped (`domain_unmap()` of `drivers/iommu/intel/iommu.c` frees a table only if one call unmaps everything that the
-//! table translates). So the host's memory use depends on the number of places in which anything was ever mapped, not on the current
-//! mappings.
+//! page translates is unmapped. For example, `domain_unmap()` of `drivers/iommu/intel/iommu.c` frees a table only if one call unmaps
+//! everything that the table translates. So the host's memory use depends on the number of places in which anything was ever mapped, not on
+//! the current mappings.
 
 use std::ops::RangeInclusive;
 

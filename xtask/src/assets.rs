@@ -71,8 +71,8 @@ impl Tools<'_> {
         Ok(variables)
     }
 
-    /// Fetches Debian's unmodified kernel 6.12 and builds an initramfs with its modules. Bookworm's original kernel, 6.1, is
-    /// built without virtio-iommu.
+    /// Fetches Debian's unmodified kernel 6.12 and builds an initramfs with its modules. Bookworm's original kernel, 6.1, cannot be used,
+    /// because it is built without virtio-iommu.
     pub(crate) fn stock_guest(&self) -> Result<Variables> {
         let dir = self.debian_kernel()?;
         let (kernel, release) = packaged_kernel(&dir)?;

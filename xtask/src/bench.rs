@@ -39,7 +39,7 @@ pub const TABLES: [&str; 19] = [
     COUNTS,
 ];
 
-/// Tables of a quick run. Each other table takes a minute or more, so the user must name it.
+/// Tables of a quick run. Each other table takes a minute or more, so a quick run fills it only if the user names it.
 const QUICK: [&str; 5] = ["throughput", "map_time", "pinning", "vmm", COUNTS];
 
 /// Tables that are filled only with `--all-cells`, or if the user names them. They do not measure passthrough devices, or they take too
@@ -246,12 +246,12 @@ impl Tools<'_> {
 
     fn fill_tables(&self, options: &Options, out: &Path) -> Result<u8> {
         if let Some(base) = &options.compare {
-            // Check the base file before measuring.
+            // Check the file of `--compare` before measuring, because measuring takes long.
             let mut check = Command::new(self.measuring_program()?);
             self.run_shown(check.arg("check").arg(base).args(options.measurement.words()))?;
         }
         if let Some(state) = &options.state {
-            // A hard link to the state file keeps all samples, however this run ends.
+            // The file with samples is a hard link to the state file. So the state file keeps all samples, however this run ends.
             File::options()
                 .create(true)
                 .append(true)

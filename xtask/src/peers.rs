@@ -151,7 +151,7 @@ impl OtherVmm {
         self.has(Placeholder::Device) || self.has(Placeholder::Address)
     }
 
-    /// Returns the arguments. Leaves out an argument whose placeholder has no `value`, and the option before it.
+    /// Returns the arguments. If a placeholder has no `value`, leaves out its argument, and the option before that argument.
     pub fn arguments(&self, value: impl Fn(Placeholder) -> Option<OsString>) -> Vec<OsString> {
         let filled = |part: &Part| match part {
             Part::Text(text) => Some(text.into()),

@@ -94,7 +94,7 @@ impl Tools<'_> {
         Ok(Boot { kernel: dir.join("bzImage"), initramfs, parameters: "initcall_blacklist=nvme_init" })
     }
 
-    /// Returns the emulator with its first arguments. The first available one is used:
+    /// Returns the emulator with its first arguments. The first of these programs that is available is used:
     /// - the program in `CAROM_L0_QEMU`, unless instructions are counted,
     /// - the emulator with our fixes, which is always used to count instructions,
     /// - QEMU of Debian's backports, unpacked but not installed. This QEMU uses the libraries that were installed for the system's QEMU.

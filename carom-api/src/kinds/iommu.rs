@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Bounce windows and the mapping limit of the virtio-iommu. The virtio-iommu itself has no configuration: a VM has a virtio-iommu
-//! if a device is behind it, or if a device may be added behind it later.
+//! Bounce windows and the mapping limit of the virtio-iommu. The virtio-iommu itself has no configuration. A VM has a virtio-iommu if a
+//! device is behind it now, or may be added behind it later.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -85,7 +85,8 @@ impl Engine {
             self.evict_from(id);
         }
         if let Err(status) = self.settle_in_time(&[id], true) {
-            // A range of this address space is stuck, so an earlier attempt failed too.
+            // These endpoints had no access before either: an earlier attempt failed (for example, because a range is stuck) or was
+            // postponed.
             log::debug!("virtio-iommu: endpoints in bypass mode have no access to RAM yet: {status:?}");
         }
     }

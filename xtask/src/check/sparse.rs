@@ -10,9 +10,9 @@ use super::tree::{CheckTree, Mode, jobs};
 
 /// Source that an older sparse may not understand, and the option that replaces the unknown word.
 ///
-/// sparse 0.6.4 of Debian 12 lacks two builtins that 7.3 uses. `__typeof__`, which replaces `__typeof_unqual__`, keeps qualifiers.
-/// So sparse may report more, but not less. `MODULE_*()` and `module_param()` use a constant `__builtin_strlen()` to assert that a
-/// text contains no NUL. The compiler has already checked that assertion.
+/// sparse 0.6.4 of Debian 12 lacks two builtins that Linux 7.3 uses. `__typeof__`, which replaces `__typeof_unqual__`, keeps qualifiers. So
+/// sparse may report more, but not less. `MODULE_*()` and `module_param()` use a constant `__builtin_strlen()` to assert that a text
+/// contains no NUL. The compiler has already checked that assertion.
 ///
 /// An option must not contain a space: scripts/checker-valid.sh of 7.3 splits its arguments.
 const LACKS: [(&str, &str); 2] = [

@@ -49,7 +49,7 @@ impl Tools<'_> {
         for name in series.lines().filter_map(patch_name) {
             let text = read(&patches.join(name))?;
             let mut changed = changed_files(&text).peekable();
-            // A patch may change only our own files: see `crate::mails`.
+            // Skip a patch file without a diff: it contains only the text of a mail that adds our own files (see `crate::mails`).
             if changed.peek().is_some() {
                 names.push(name);
             }
@@ -67,7 +67,7 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Like [`Tools::our_files`], without patches after `part`.
+    /// Does the same as [`Tools::our_files`], but without the patches after `part`.
     fn our_files_until(&self, part: Part, pristine: &Path, ours: &Path, patches: &Path) -> Result<()> {
         let forms = tempfile::tempdir().context("cannot create a directory for our files")?;
         let all = steps(patches)?;

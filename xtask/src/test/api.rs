@@ -78,14 +78,14 @@ impl Tools<'_> {
 
     /// Checks every operation with valid and invalid bodies.
     ///
-    /// The check that all valid bodies are accepted is off: the document does not contain rules between fields, or rules that
-    /// depend on the VM's state. The API answers 500 to a call that does not fit the VM's state. `schemathesis_checks.py`
-    /// distinguishes this answer from a failure.
+    /// schemathesis does not check that all valid bodies are accepted: the document lacks rules between fields, and rules that depend on
+    /// the VM's state. The API answers 500 to a call that does not fit the VM's state. `schemathesis_checks.py` distinguishes this answer
+    /// from a failure.
     fn check_api(&self, check: &Check, more: &[&str]) -> Result<()> {
         let log = check.dir.join("schemathesis");
         let document = format!("http://127.0.0.1:{}/api/v1/openapi.json", check.port);
-        // schemathesis keeps a cache in its working directory. An answer that takes 30 s is a hang; a shorter delay may be a busy
-        // machine.
+        // schemathesis keeps a cache in its working directory. An answer that takes 30 s counts as a hang. A shorter delay may mean that
+        // the machine is busy.
         let mut python = Command::new(&check.python);
         python.args([
             "-m",

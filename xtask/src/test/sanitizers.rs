@@ -26,7 +26,7 @@ const UNDER_MIRI: [&str; 4] = ["-p", "iommu_bounce", "-p", "carom-api"];
 /// document, or fill each slot of each bus.
 const SLOW_UNDER_MIRI: [&str; 4] = ["cli::", "document::", "object::", "vm_config::"];
 
-/// Crates with unsafe code. Their tests run with AddressSanitizer. Their test program with a malicious guest does too.
+/// Crates with unsafe code. AddressSanitizer checks their unit tests, and the test program with a malicious guest.
 const UNDER_ASAN: [&str; 4] = ["-p", "devices", "-p", "vmm"];
 
 /// An available nightly compiler.

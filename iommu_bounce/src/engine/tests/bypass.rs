@@ -268,7 +268,7 @@ fn ram_refused_after_a_driver_maps_it_is_unmapped_everywhere() {
     assert!(rig.engine.take_ram(LATER.0, len));
     assert_eq!([1, 2, 3].map(|id| mapped_gpas(&rig, id)), [vec![0], vec![2 * len], vec![2 * len]]);
     assert_eq!(rig.engine.counters().mappings, 1);
-    // The RAM is added again, and the driver has to map it again.
+    // Add the RAM again. The removed mappings do not return: the driver has to map the RAM again.
     rig.engine.add_ram(LATER.0, len).unwrap();
     assert_eq!([1, 2, 3].map(|id| mapped_gpas(&rig, id)), [vec![0, LATER.0], vec![2 * len], vec![2 * len]]);
     rig.all_ok([map(2, 0, len - 1, LATER.0, BOTH), unmap(2, 0, 2 * len + PAGE - 1), detach(3, 2)]);
