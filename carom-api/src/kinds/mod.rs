@@ -114,7 +114,7 @@ pub struct Kind {
     pub id: &'static str,
     /// True if a device takes one of the PCI slots for devices. Otherwise the device has a fixed slot.
     pub takes_slot: bool,
-    /// True if the devices' DMA is done by host hardware or by another process. Only such devices use bounce windows.
+    /// True if the devices' DMA is done by host hardware or by another process. Bounce windows are meant for such devices.
     pub passed_through: bool,
     /// Key that puts a device behind the virtio-iommu. `None` if such devices cannot be behind the virtio-iommu.
     pub iommu: Option<Field>,
