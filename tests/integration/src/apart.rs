@@ -2,7 +2,7 @@
 //! Keeps a guest's CPU free of other work, for measurements of what the guest's kernel itself does.
 //!
 //! While the host handles a device interrupt on the guest's CPU, the guest does not run, but its clock continues. So the guest
-//! measures this time as its own. Without these settings, the host's kernel sometimes uses the same CPU for the guest and for
+//! measures this time as its own. Without this module, the host's kernel sometimes uses the same CPU for the guest and for
 //! interrupts.
 
 use std::collections::BTreeSet;
@@ -16,8 +16,8 @@ use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 /// Documentation/core-api/irq/irq-affinity.rst).
 const DEFAULT_AFFINITY: &str = "/proc/irq/default_smp_affinity";
 
-/// Placement of vCPU threads on the last CPUs, and of new device interrupts on the first CPU. If this value is dropped, later
-/// interrupts get their previous CPUs again.
+/// Placement of vCPU threads on the last CPUs, and of new device interrupts on the first CPU. Dropping this value restores the
+/// previous CPUs for interrupts that drivers request afterwards.
 #[derive(Debug)]
 pub(crate) struct Apart {
     /// CPUs on which this process may run.
@@ -45,8 +45,8 @@ impl Apart {
         Ok(Self { cpus, placed: BTreeSet::new(), affinity })
     }
 
-    /// Places the vCPU threads of VMM `pid` that have not been placed yet. vCPU 0 gets the last CPU, vCPU 1 the CPU before it,
-    /// and so on, cyclically.
+    /// Places the vCPU threads of VMM `pid` that have not been placed yet. vCPU 0 gets the last CPU, and each next vCPU gets
+    /// the CPU before. After the first CPU, the placement continues with the last CPU.
     pub(crate) fn place(&mut self, pid: u32) {
         // Ignore errors, because the VMM or a thread may have ended.
         let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return };

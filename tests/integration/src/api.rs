@@ -47,7 +47,7 @@ pub fn exchange(socket: &Path, method: &str, path: &str, body: Option<&Value>) -
 }
 
 /// Reads the body of an answer whose status line has been read. Cloud Hypervisor keeps the connection open even if its
-/// client asks to close it, so only the header's length tells where the body ends.
+/// client asks to close it, so only `Content-Length` in the header tells where the body ends.
 fn answer_body(reader: &mut impl BufRead) -> Result<String> {
     let mut len = 0;
     loop {
@@ -116,7 +116,7 @@ impl ApiVmm {
         Self::start_with_files(site, kernel, &[program, Extra { path: "job".into(), bytes: job.as_bytes().to_vec() }])
     }
 
-    /// Like [`ApiVmm::start_with`], with the guest's own kernel as the file `/bin/kernel`.
+    /// Like [`ApiVmm::start_with`], with a copy of the guest's kernel as the file `/bin/kernel` in the guest.
     ///
     /// # Errors
     /// Fails if the site lacks the kernel, Carom cannot be started, or its API does not answer.
@@ -201,10 +201,10 @@ impl ApiVmm {
         console
     }
 
-    /// Waits until the console contains `text` at least `times` times.
+    /// Waits at most `limit` until the console contains `text` at least `times` times.
     ///
     /// # Errors
-    /// Fails after `limit`.
+    /// Fails if the console does not contain the text in time.
     pub fn wait_for(&self, text: &str, times: usize, limit: Duration) -> Result<()> {
         let start = Instant::now();
         loop {

@@ -39,8 +39,9 @@ choose() { echo "$1" >"/sys/bus/pci/devices/$DEVICE/iommu_bounce/mode" || exit 9
 print_pool() { sed 's/^/CAROM-STAT-/' $(grep -lx "device $DEVICE" /sys/kernel/debug/iommu_bounce/*/stats); }
 "#;
 
-/// Shell functions that take the interface `CARD` up, send random bytes to the server and compare the returned bytes. One
-/// connection uses large packets, another uses small packets, and several run at the same time.
+/// Shell functions that take the interface `CARD` up, send random bytes to the server and compare the returned bytes. `large`
+/// uses one connection with large packets, and `small` one with small packets. `several` uses four connections at the same
+/// time.
 const CARD_FUNCTIONS: &str = r#"
 CARD=eth0
 wait_for_card() {
@@ -124,7 +125,7 @@ fn echo(stream: &TcpStream) {
 }
 
 /// Returns a job with verified I/O on the drive whose controller has the driver `driver`: `mib` MiB with `depth` requests in
-/// flight. It first writes `choice` to the controller's `iommu_bounce/mode`.
+/// flight. Before the I/O, the job writes `choice` to the controller's `iommu_bounce/mode`.
 /// [`workload::check_verified`](crate::workload::check_verified) and [`figures`] read the output.
 #[must_use]
 pub fn drive_job(driver: &str, choice: &str, mib: u32, depth: u32) -> String {
@@ -133,8 +134,8 @@ pub fn drive_job(driver: &str, choice: &str, mib: u32, depth: u32) -> String {
 }
 
 /// Returns a job that sends bytes to `peer` and back over the card with the driver `driver`, in large packets (timed) and in
-/// small packets. It first writes `choice` to the card's `iommu_bounce/mode`, and takes the card down afterwards. [`check_same`]
-/// and [`figures`] read the output.
+/// small packets. Before the I/O, the job writes `choice` to the card's `iommu_bounce/mode`. Afterwards it takes the card down.
+/// [`check_same`] and [`figures`] read the output.
 #[must_use]
 pub fn card_job(driver: &str, choice: &str, peer: &Peer<'_>) -> String {
     let functions = peer.functions();

@@ -23,7 +23,7 @@ use crate::vmm::{self, Device, Drive, Emulated, Kernel, Machine, Vmm};
 /// Kernel parameters of every guest: a console, and panics that end the guest.
 const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1 oops=panic unknown_nmi_panic";
 
-/// Line that the base initramfs' `/init`, the guest's first program, prints when it begins.
+/// Line that the guest's first program (`/init` of the base initramfs) prints when it begins.
 pub const INIT_BEGIN: &str = "CAROM-INIT-BEGIN";
 
 /// Line that `/init` prints when the job has ended. The status follows.
@@ -286,8 +286,8 @@ impl Guest {
 
     /// Runs the guest to its end.
     ///
-    /// On an emulated machine, a guest that hangs or that the emulated CPU ends is started once more. The outcome and the run's
-    /// last line count such restarts, and stderr contains the reason. On hardware, the run fails instead.
+    /// On an emulated machine, the guest is started once more if it hangs or if the emulated CPU ends it. The outcome and the
+    /// run's last line count such restarts, and stderr contains the reason. On hardware, this function fails instead.
     ///
     /// # Errors
     /// Fails if the VMM cannot be started or fails, or if the guest panics, hangs, is reset by a triple fault, or ends without
@@ -483,8 +483,8 @@ impl Outcome {
     }
 }
 
-/// True if an impossible event ended the guest's kernel: an interrupt at the first instruction of the entry for system calls
-/// or interrupts, where interrupts are off. QEMU's emulation of nested guests sometimes delivers such an interrupt if it
+/// True if an impossible event ended the guest's kernel: an interrupt while interrupts were off, at the first instruction of
+/// the entry for system calls or interrupts. QEMU's emulation of nested guests sometimes delivers such an interrupt if QEMU
 /// lacks our fixes (`xtask/src/emulator.rs`).
 ///
 /// A fault at the entry for interrupts only counts if the CPU used the entry stack. An overflow of a task's own stack also faults

@@ -81,7 +81,7 @@ impl MemoryGroup {
         &self.dir
     }
 
-    /// Adds a process. Memory that it uses already stays charged to its previous group.
+    /// Adds a process. Memory that the process uses already stays charged to its previous group.
     ///
     /// # Errors
     /// Fails if there is no such process.

@@ -27,8 +27,8 @@ pub fn on_two_nodes(guest: Guest, mib: u32) -> Guest {
     guest.cmdline(CMDLINE).cpus(2).memory_mib(0).arguments(&arguments)
 }
 
-/// Source files with the test cases. All their cases must have run, except that Linux 6.12 lacks the cases of the last file: its
-/// block layer maps each request by a scatter-gather list.
+/// Source files with the test cases. All their cases must have run, with one exception: Linux 6.12 lacks the cases of the last
+/// file, because the block layer of 6.12 maps each request by a scatter-gather list.
 static SOURCES: [&str; 8] = [
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-grow.c"),

@@ -74,7 +74,7 @@ pub struct Site {
     pub more_nvme: Vec<String>,
     /// PCI address of an NVMe drive that discards writes (`CAROM_NULL_NVME`).
     pub null_nvme: Option<String>,
-    /// Byte of the second drive of `nvme` at which all reads fail (`CAROM_NVME2_BAD`).
+    /// Offset on the second drive of `nvme` at which all reads fail, in bytes (`CAROM_NVME2_BAD`).
     pub nvme2_bad: Option<String>,
     /// PCI address of QEMU's edu device (`CAROM_EDU`).
     pub edu: Option<String>,
@@ -100,7 +100,8 @@ pub struct Site {
     pub instructions: Option<PathBuf>,
     /// True if devices use IOMMUFD (`CAROM_IOMMUFD` is `on`).
     pub iommufd: bool,
-    /// Place of the guests (`CAROM_RIG`): in the rig, its accelerator `tcg` or `kvm`; `direct` on this host without the rig.
+    /// Machine that runs the guests (`CAROM_RIG`): `tcg` or `kvm` for the rig with this accelerator, or `direct` for this host
+    /// without the rig.
     pub rig: String,
 }
 

@@ -92,9 +92,9 @@ pub struct MapTime {
 /// mapping functions.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ProfilerTime {
-    /// Overhead of as many calls as there were calls of functions that map.
+    /// Overhead for as many calls as the job made to functions that map.
     pub map_s: f64,
-    /// Overhead of as many calls as there were calls of functions that unmap.
+    /// Overhead for as many calls as the job made to functions that unmap.
     pub unmap_s: f64,
 }
 
@@ -115,9 +115,9 @@ impl MapTime {
 /// Functions of `drivers/iommu/dma-iommu.c` in Linux 6.12 that map and unmap for a driver.
 const PROFILED: &str = "iommu_dma_map_page iommu_dma_map_sg iommu_dma_unmap_page iommu_dma_unmap_sg";
 
-/// Callers of [`PROFILED`]. They are profiled, too, so that the profiler's own code and data are in use shortly before the
-/// functions of [`PROFILED`] are entered. After a guest's exit, the CPU must translate each page of this code and data
-/// again.
+/// Callers of [`PROFILED`]. They are profiled, too, so that the CPU has translated the pages of the profiler's own code and
+/// data shortly before it enters the functions of [`PROFILED`]. After a VM exit, the CPU must translate these pages again, and
+/// this time would otherwise count for the functions.
 const CALLERS: &str = "dma_map_page_attrs dma_map_sgtable dma_unmap_page_attrs dma_unmap_sg_attrs";
 
 /// Entry points of interrupts (`arch/x86/kernel/irq.c`, `arch/x86/kernel/apic/apic.c`, `kernel/softirq.c`).
@@ -424,7 +424,8 @@ mod tests {
 
     /// Returns the output of a guest in which each call took 3 µs, including 2 µs of overhead, for half a GiB at each size.
     fn profile(profiler: &str) -> Outcome {
-        // The values before the counted round are those of the first round, which had as many calls and took twice as long.
+        // The profiler's values accumulate, so the values before the counted round are from the first round. The first round
+        // had as many calls, and took twice as long.
         let line = |size| {
             let before = "1000000 6000000.0 1000000 12000000";
             format!("CAROM-MAP-TIME {size} 536870912 {before} 2000000 9000000 2000000 18000000.0\n")

@@ -111,7 +111,7 @@ fn trial(name: String, test: &'static GuestTest, arguments: &Arguments, record: 
         Some(reason) => Ok(Completion::ignored_with(reason)),
         None => run(&own_name, test.run, nocapture, record.as_ref().as_ref()),
     };
-    // With `--ignored`, this flag makes the library skip the other tests.
+    // With `--ignored`, the library runs only tests with this flag: the slow tests.
     Trial::ignorable_test(name, runner).with_ignored_flag(arguments.ignored && test.slow.is_some())
 }
 

@@ -116,8 +116,9 @@ impl Cell {
 /// Returns the job of a guest that runs these cells on its NVMe drive, one after the other. First, the job writes all areas of
 /// the drive that the cells use. Later writes then need not allocate space in the drive's image on the host.
 ///
-/// Jobs are threads of fio's first process, which wakes 95 times per second. If they were processes with their own page tables,
-/// each wake would flush the guest's TLB twice on a CPU without PCID, such as the rig's.
+/// The first process of fio wakes 95 times per second. Therefore, fio runs its jobs as threads of this process. If the jobs
+/// were processes with their own page tables, each wake would flush the guest's TLB twice on a CPU without PCID, such as the
+/// rig's.
 #[must_use]
 pub fn job(cells: &[Cell]) -> String {
     job_on("/dev/nvme0n1", cells)

@@ -38,7 +38,8 @@ pub trait Step {
     /// Returns a line for the user.
     fn label(&self) -> String;
 
-    /// Returns the estimated duration. After the first steps, only the ratios between the estimates of steps matter.
+    /// Returns the estimated duration. After the first steps, their actual durations scale the estimates, so only the ratios
+    /// between estimates matter.
     fn estimate(&self) -> Duration;
 }
 

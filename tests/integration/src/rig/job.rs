@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 
 use super::options::Options;
 
-/// Byte of the second NVMe drive at which reads fail.
+/// Offset on the second NVMe drive at which reads fail, in bytes.
 pub(super) const BAD_PLACE: u64 = 300 << 20;
 
 /// Variables for the command, with the PCI addresses of the devices that are bound to vfio-pci. `qemu.rs` sets these addresses.

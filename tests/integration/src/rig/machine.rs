@@ -40,7 +40,7 @@ const STARTS: usize = 3;
 const COMING_UP: Duration = Duration::from_secs(120);
 
 /// Time without a sign of life after which the machine counts as dead. The emulated CPUs sometimes wait for each other forever.
-/// If a CPU still takes interrupts, the kernel's own watchdogs panic after a minute.
+/// If a CPU still takes interrupts, the kernel's own watchdogs panic after a minute, which ends the machine earlier.
 const DEAD_AFTER: Duration = Duration::from_secs(100);
 
 /// Signal that is reported as the reason if the user ends the machine by keys.

@@ -51,7 +51,7 @@ pub(super) fn binds(paths: &[PathBuf]) -> Vec<Bind> {
 }
 
 impl Bind {
-    /// True if this bind mount already puts `inner` to its target.
+    /// True if this bind mount already makes the source of `inner` visible at the target of `inner`.
     fn covers(&self, inner: &Self) -> bool {
         inner.target.strip_prefix(&self.target).is_ok_and(|rest| self.source.join(rest) == inner.source)
     }

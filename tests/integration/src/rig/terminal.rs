@@ -124,7 +124,7 @@ fn hand_on(path: &Path, shared: &Shared, input: impl AsFd + Read, mut output: im
     }
 }
 
-/// Returns two flags: data from the console, and data from the input.
+/// Returns two flags: true if the console has data, and true if the input has data.
 fn ready(socket: &UnixStream, input: Option<&impl AsFd>) -> (bool, bool) {
     let readable = PollFlags::IN;
     let mut files = vec![PollFd::new(socket, readable)];

@@ -31,8 +31,8 @@ fn measure() -> Result<Measured> {
     Ok(Measured { rows: rows(&String::from_utf8_lossy(&output.stdout))?, ..Measured::default() })
 }
 
-/// Parses the benchmark's output. Each line has the number of threads, and million operations per second: of all threads
-/// together, and of each thread that has its own core.
+/// Parses the benchmark's output. Each line contains the number of threads, and two rates in million operations per second. The
+/// first rate is of all threads together, and the second is of each thread that has its own core.
 fn rows(text: &str) -> Result<Vec<Row>> {
     let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let rows: Vec<Row> = lines

@@ -28,32 +28,32 @@ enum Moves {
     Not,
     /// The count varies with the host's load, so a difference must also exceed the spread of the rounds. With fewer than
     /// [`ROUNDS`] rounds, a difference is reported only if it exceeds this fraction of the base. With `None`, no difference is
-    /// reported for so few rounds.
+    /// reported with fewer rounds.
     WithLoad(Option<f64>),
 }
 
-/// Requests of the guest per operation. They vary a little: the number of chunks that a pool requests depends on how many reads
-/// are in flight at the same time.
+/// IOMMU requests of the guest per operation. They vary a little, because the number of chunks that a pool requests depends on
+/// the number of reads in flight.
 const REQUESTS: Rule = Rule { part: 0.02, least: 0.005, moves: Moves::Not };
 
-/// Exits per operation. If most exits are interrupts, the counts of five rounds differ by a third to two thirds, so one or two
-/// rounds show nothing.
+/// Exits per operation. If most exits are interrupts, the counts of five rounds differ by a third to two thirds, so the counts
+/// of one or two rounds cannot be compared.
 const EXITS: Rule = Rule { part: 0.05, least: 0.02, moves: Moves::WithLoad(None) };
 
 /// Cost of a call in the guest's kernel: the median of a thousand equal calls. A difference of 1 is significant. A difference of
 /// 0.5 is not: with an even number of rounds, the median may be the mean of two neighbouring counts.
 const CALL: Rule = Rule { part: 0.0, least: 0.5, moves: Moves::Not };
 
-/// Instructions of the whole machine. They vary between runs, because interrupts merge differently and threads poll for different
-/// times: by up to 8 % in cells with blocks of 4 KiB, and by up to 11 % in eight starts of a guest.
+/// Instructions of the whole machine. They vary between runs, because interrupts merge differently and threads poll for
+/// different times. Cells with blocks of 4 KiB vary by up to 8 %, and eight starts of a guest varied by up to 11 %.
 const MACHINE: Rule = Rule { part: 0.02, least: 0.0, moves: Moves::WithLoad(Some(0.12)) };
 
 /// Minimum number of rounds that show the variation of a count.
 const ROUNDS: usize = 3;
 
-/// Minimum number of rounds with which a difference counts as soon as the ranges of both runs do not overlap. By chance, all six
-/// rounds of one run exceed all six rounds of the other run in one of 924 comparisons. With three rounds, this happens in one of
-/// 20.
+/// If both runs have at least this number of rounds, a difference counts as soon as the ranges of both runs do not overlap. By
+/// chance, all six rounds of one run exceed all six rounds of the other run in one of 924 comparisons. With three rounds, this
+/// happens in one of 20.
 const MANY_ROUNDS: usize = 6;
 
 /// Compared tables and their counts. The other figures of these tables are times or numbers of operations.
@@ -169,7 +169,8 @@ fn pair<'row>(table: &'static str, row: &'row Merged, before: &Merged, figure: &
 
 fn change(pair: &Pair<'_>, rule: Rule, after: &Spread, before: &Spread) -> Change {
     let difference = pair.after - pair.before;
-    // `apart` is the gap between the ranges of both runs. `within` is the width of the wider range.
+    // `apart` is the gap between the ranges of both runs, or negative if they overlap. `within` is the width of the wider
+    // range.
     let apart = (after.min - before.max).max(before.min - after.max);
     let within = (after.max - after.min).max(before.max - before.min);
     let part = match rule.moves {
@@ -262,7 +263,7 @@ mod tests {
             let text = text(&of(after), &of(196e6)).unwrap();
             assert!(text.contains(&format!("{better} better, {worse} worse")), "{after}: {text}");
         }
-        // Overlapping rounds are not significant.
+        // The ranges of the two runs overlap, so the difference is not reported.
         let of = |rounds: [f64; 2]| run_of("start_instructions", "instructions", rounds);
         assert!(text(&of([190e6, 270e6]), &of([185e6, 210e6])).unwrap().contains("0 better, 0 worse"));
     }

@@ -27,7 +27,8 @@ pub(crate) struct Guests {
     pub(crate) modes: [(Mode, Kernel); 3],
     pub(crate) cpus: u8,
     pub(crate) module: &'static str,
-    /// Shell commands before and after the module gets the device. `$edu` is the device in both.
+    /// Shell commands to run before and after the device is bound to the module. Both can use `$edu`, the device's sysfs
+    /// directory.
     pub(crate) jobs: [&'static str; 2],
     /// Estimated duration of a guest. The emulator counts during the whole time, which slows the guest down.
     pub(crate) estimate: Duration,

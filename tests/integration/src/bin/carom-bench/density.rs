@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Maximum number of guests, each with a drive, that a host with a fixed amount of memory sustains. Guests are added until the
-//! host does not sustain them.
+//! Maximum number of guests, each with a drive, that a host with a fixed amount of memory sustains: it swaps in little memory,
+//! and the guests' latencies stay low. Guests are added until the host does not sustain them.
 
 use std::fs;
 use std::thread;
@@ -50,10 +50,11 @@ const READY_TIME: Duration = Duration::from_secs(60);
 /// guests.
 const READY_TIME_AT_LIMIT: Duration = Duration::from_secs(20);
 
-/// Maximum time in which each guest must print these lines.
+/// Maximum time in which each guest must print its lines of a measurement.
 const LINES_TIME: Duration = Duration::from_secs(40);
 
-/// Memory in MiB that the host may read back from swap during a measurement. If it reads more, it does not sustain the guests.
+/// Memory in MiB that the host may read back from swap during a measurement. If the host reads more, it does not sustain the
+/// guests.
 const SWAP_IN_MIB: f64 = 1.0;
 
 /// Maximum latency, as a multiple of the first guests' latency.
@@ -100,7 +101,7 @@ fn of_mode(mode: Mode, scope: Scope) -> Work {
 }
 
 /// Returns the rows of a mode, one for each number of guests. The last row is for the first number of guests that the host does
-/// not sustain, unless the maximum number of guests or of drives comes first.
+/// not sustain, unless the maximum number of guests or of drives is reached before.
 fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> {
     let program = fs::read(site.tenant.as_ref().context("CAROM_TENANT is not set; start this by scripts/bench")?)
         .context("cannot read CAROM_TENANT")?;

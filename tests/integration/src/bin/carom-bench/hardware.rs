@@ -94,7 +94,8 @@ const DRIVE: (f64, f64) = (1_000_000.0, 7_000.0 * 1_048_576.0);
 /// slots and buffers may fit into the CPU's caches.
 const IN_FLIGHT: usize = 64;
 
-/// Bytes of slots in the slow measurement of copies. They do not fit into any cache, so slots and buffers must come from memory.
+/// Total bytes of all slots in the slow measurement of copies. So many bytes do not fit into any cache, so slots and buffers
+/// must come from memory.
 const COLD_BYTES: usize = 256 << 20;
 
 /// Counts of one operation of a cell.
@@ -161,10 +162,10 @@ impl Cell {
         DRIVE.0.min(DRIVE.1 / self.bytes()).min(1e9 / cpu_ns)
     }
 
-    /// Returns the bounds of the ratio of this cell's rate to the rate of `base`, the same cell without a virtual IOMMU. Also
-    /// returns the ratio with all costs in the middle of their bounds. A cost that both cells have is the same in both. The
-    /// minimum and the maximum can be at any combination of bounds, because the drive may limit either rate, so all combinations
-    /// are tried.
+    /// Divides this cell's rate by the rate of `base`, the same cell without a virtual IOMMU. Returns the bounds of this ratio,
+    /// and the ratio with all costs in the middle of their bounds. If a cost occurs in both cells, both use the same bound. The
+    /// drive may limit either rate, so any combination of bounds can result in the lowest or highest ratio. Therefore, all
+    /// combinations are tried.
     fn ratio(&self, base: &Self, copy: Range) -> (Range, f64) {
         let common = |exits: f64| OPERATION.time.plus(EXIT.time.times(exits));
         let (own, other, added) = (common(self.exits), common(base.exits), self.added(copy));

@@ -19,8 +19,8 @@ const SHOWN: &[Shown] = &[Shown::new("instructions", "instructions of the whole 
 
 pub(crate) const TABLE: Table = Table::new("io_instructions", "mode", SHOWN, work).once();
 
-/// Estimated duration of a guest. The emulator counts during the whole time: about seven billion instructions in strict mode.
-/// This number is extrapolated from the cells with blocks of 64 KiB.
+/// Estimated duration of a guest. The emulator counts during the whole time, which slows the guest down. In strict mode, it
+/// counts about seven billion instructions, extrapolated from the cells with blocks of 64 KiB.
 const ESTIMATE: Duration = Duration::from_secs(90);
 
 /// Compared modes.

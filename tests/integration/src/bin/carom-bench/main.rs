@@ -90,7 +90,7 @@ enum Action {
         #[arg(long, value_name = "BASE")]
         compare: Option<PathBuf>,
     },
-    /// Check that BASE has figures that the figures of a measurement can be compared with.
+    /// Check that BASE has a table that this measurement also fills, so that both can be compared.
     Check {
         /// File of an earlier run.
         base: PathBuf,
@@ -134,7 +134,8 @@ struct Files {
     /// Description of the machine.
     #[arg(long, value_name = "TEXT", default_value = "")]
     machine: String,
-    /// File to which each sample is saved immediately. If the file has samples of this run, they are not measured again.
+    /// File to which each sample is saved immediately. If the file already has samples of this run, the run does not measure
+    /// them again.
     #[arg(long, value_name = "FILE")]
     samples: PathBuf,
     /// File for the results.

@@ -47,7 +47,7 @@ fn mappings(scope: Scope) -> Vec<Mapping> {
     mappings
 }
 
-/// Returns the work of a guest. With one vCPU, one thread maps. With two vCPUs, several threads share them.
+/// Returns the work of a guest. With one vCPU, one thread maps. With two vCPUs, several threads map at the same time.
 fn in_a_guest(mode: &'static Mode, vcpus: u8, mappings: Vec<Mapping>) -> Work {
     // After each measurement, the program needs some time to check its counts.
     let each = Duration::from_secs(u64::from(SECONDS) + 1);

@@ -20,8 +20,8 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("pinning", "mode", SHOWN, work).once();
 
-/// Modes that differ in the amount of pinned memory. No other VMM is measured without an IOMMU, because each VMM pins all memory
-/// then.
+/// Modes that differ in the amount of pinned memory. Without an IOMMU, every VMM pins all memory, so only Carom is measured
+/// without an IOMMU.
 const WANTED: [Mode; 6] = [NO_VIOMMU, STRICT, BOUNCE, BOUNCE_REPORTING, GUEST_PAGES, QEMU_STRICT];
 
 /// Memory that a guest uses and frees, in MiB.
@@ -54,7 +54,7 @@ fn free_memory() -> String {
     )
 }
 
-/// Returns the percentage of the memory freed by the guest that the host has got back.
+/// Returns how much of the memory that the guest freed was returned to the host, in percent.
 fn returned_percent(outcome: &Outcome) -> Result<f64> {
     let passes = outcome.values("CAROM-VERIFY").count();
     ensure!(passes > 0, "the guest verified no data on the drive while its memory was filled and freed");
@@ -74,7 +74,7 @@ fn returned_percent(outcome: &Outcome) -> Result<f64> {
     let [before, after] = free[..] else {
         bail!("the console has {} lines with the guest's free memory, and not two", free.len())
     };
-    // The difference includes memory that fio allocates and frees, but only a little.
+    // The difference also includes a little memory that fio allocates and frees.
     let freed = after - before;
     ensure!(
         freed > f64::from(FREED_MIB) * 512.0,

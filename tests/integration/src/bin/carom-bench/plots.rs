@@ -172,7 +172,7 @@ fn draw(file: &Path, title: &str, axis: &[String], lines: &[Line]) -> Result<(),
         .margin(12)
         .x_label_area_size(10)
         .y_label_area_size(60)
-        // Space for the names at the ends of the lines.
+        // The axis extends beyond the last value, to leave space for the names at the ends of the lines.
         .build_cartesian_2d(-0.1..last + last * 0.25, -0.06 * top..top)?;
     // The labels of the horizontal axis are texts. They are drawn below 0.
     let mut mesh = chart.configure_mesh();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Gain of a second job on a second vCPU. The gain is measured on a real drive, and on a drive that discards writes. The second
-//! drive is so fast that it limits neither one job nor two jobs.
+//! Gain in operations per second from a second job on a second vCPU. The gain is measured on a real drive, and on a drive that
+//! discards writes. The second drive is so fast that it limits neither one job nor two jobs.
 
 use anyhow::Context;
 use carom_integration::Site;

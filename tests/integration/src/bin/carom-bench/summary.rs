@@ -26,7 +26,8 @@ const LENT_PAIRS: [(&str, &str); 2] = [("lent", "no-viommu"), ("lent", "bounce")
 /// Suffix of the modes of the other build of Carom.
 const BASE_VMM: &str = "-base-vmm";
 
-/// Table whose figures are compared with the other build of Carom: the table's name, the keys of its rows, and these figures.
+/// Table whose figures are compared between two builds of Carom: the table's name, the keys that identify its rows, and the
+/// compared figures.
 type OfBase = (&'static str, &'static [&'static str], &'static [&'static str]);
 const OF_BASE: [OfBase; 5] = [
     ("throughput", &["pattern", "size", "depth", "jobs"], &["iops"]),
@@ -126,7 +127,8 @@ impl Against<'_> {
     }
 }
 
-/// Adds the ratios of operations per second at depth 64 with one job, as `MODE_to_OTHER_PATTERN_SIZE`.
+/// Adds the ratios of the operations per second in each pair of modes, at depth 64 with one job, as
+/// `MODE_to_OTHER_PATTERN_SIZE`.
 fn operations(samples: &[&Sample], table: &str, pairs: &[(&str, &str)], figures: &mut Figures) {
     for (mode, other) in pairs {
         let of = |wanted| move |row: &Row| is_usual(row) && is(row, "mode", wanted);
@@ -138,7 +140,8 @@ fn operations(samples: &[&Sample], table: &str, pairs: &[(&str, &str)], figures:
     }
 }
 
-/// Adds the ratios of figures to those of the other build of Carom, as `base_TABLE_MODE_KEYS_FIGURE`.
+/// Divides the figures of this build of Carom by the figures of the other build, and adds the ratios as
+/// `base_TABLE_MODE_KEYS_FIGURE`.
 fn against_base(samples: &[&Sample], figures: &mut Figures) {
     for (table, keys, names) in OF_BASE {
         // The rows of the table `vmm` have a key `vmm`. The rows of other tables have a key `mode`.
@@ -162,7 +165,8 @@ fn against_base(samples: &[&Sample], figures: &mut Figures) {
     }
 }
 
-/// Adds the ratios of operations per second with two jobs to those with one job, as `scaling_MODE_PATTERN_SIZE_DRIVE`.
+/// Divides the operations per second with two jobs by the operations per second with one job, and adds the ratios as
+/// `scaling_MODE_PATTERN_SIZE_DRIVE`.
 fn scaling(samples: &[&Sample], figures: &mut Figures) {
     let with = |jobs: u8| move |row: &Row| row.key("jobs").is_some_and(|own| *own == jobs);
     let (own, base) = (with(2), with(1));
@@ -173,7 +177,8 @@ fn scaling(samples: &[&Sample], figures: &mut Figures) {
     });
 }
 
-/// Adds the ratios of operations per second with seccomp filters to those without, as `sandbox_MODE_SIZE`.
+/// Divides the operations per second with seccomp filters by the operations per second without filters, and adds the ratios as
+/// `sandbox_MODE_SIZE`.
 fn sandbox(samples: &[&Sample], figures: &mut Figures) {
     let with = |filter| move |row: &Row| is(row, "seccomp", filter);
     let (own, base) = (with("true"), with("false"));
@@ -183,7 +188,8 @@ fn sandbox(samples: &[&Sample], figures: &mut Figures) {
     });
 }
 
-/// Adds the fraction of its speed that the use of a buffer loses compared with static mapping, as `slowdown_MODE_BUFFER_USES`.
+/// Adds the slowdown of each mode from static mapping: the lost fraction of the speed at which a buffer is used, as
+/// `slowdown_MODE_BUFFER_USES`.
 fn slowdown(samples: &[&Sample], figures: &mut Figures) {
     let base = |row: &Row| is(row, "mode", STATIC);
     let own = |row: &Row| !base(row);

@@ -20,10 +20,11 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("sync", "mode", SHOWN, work).once();
 
-/// Calls, by the module's names. The first call does nothing. Its cost is subtracted from the cost of the other calls.
+/// Names of the measured calls, as the module prints them. The first call does nothing. Its cost is subtracted from the cost of
+/// the other calls.
 const CALLS: [&str; 5] = ["nothing", "single_for_cpu", "single_for_device", "sg_for_cpu", "sg_for_device"];
 
-/// States of the device, by the module's names.
+/// States of the device, as the module prints them.
 const DEVICES: [&str; 2] = ["never-bounced", "has-bounced"];
 
 /// In modes with windows, the guest's drive bounces while the edu device does not.

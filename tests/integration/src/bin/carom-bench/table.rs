@@ -9,12 +9,12 @@ use carom_integration::{Guest, Outcome, Site, workload};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Amount of measurements.
+/// Selection of the cells to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// The fewest cells.
     Quick,
-    /// A selection for about an hour.
+    /// A selection that takes about an hour.
     Plain,
     /// All cells.
     All,

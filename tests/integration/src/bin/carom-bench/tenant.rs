@@ -13,8 +13,8 @@ const RATE: u32 = 10;
 /// Working set, in MiB.
 const WORKING_SET_MIB: u32 = 96;
 
-/// Times that a guest keeps its working set, and does without the working set, in seconds. They are so long that half of the CPU
-/// time stays idle with all guests.
+/// Time for which a guest keeps its working set, and time from freeing the working set to allocating it again, in seconds.
+/// These times are so long that all guests together leave half of the CPU time idle.
 const HOLD: u32 = 8;
 const REST: u32 = 16;
 

@@ -102,7 +102,7 @@ fn in_a_guest(mode: &'static Mode, jobs: u8, part: usize, cells: Vec<Cell>) -> W
     of_cells(name, mode, cells, guest, move |cell, done| row(mode, cell, done))
 }
 
-/// Returns the work of a guest whose drive runs cells of fio. `row` makes a row from each result.
+/// Returns the work of a guest that runs cells of fio on its drive. `row` makes a row from each result.
 pub(crate) fn of_cells(
     name: String,
     mode: &'static Mode,

@@ -11,9 +11,10 @@ use crate::ring::Ring;
 /// `VIRTIO_NET_F_CSUM`: the interface completes checksums.
 pub(crate) const FEATURES: u64 = 1;
 
-/// Bytes before each packet of the guest. The last field is the number of buffers.
+/// Length of the header before each packet of the guest, in bytes. The header's last field is the number of buffers.
 const HEADER: usize = 12;
-/// Bytes before each packet of the interface: the guest's header without the number of buffers.
+/// Length of the header before each packet of the interface, in bytes. This header is the guest's header without the number of
+/// buffers.
 const TAP_HEADER: usize = 10;
 /// Maximum bytes of a packet.
 const PACKET: usize = 65536;
@@ -23,7 +24,7 @@ const AT_ONCE: usize = 64;
 /// Network card on a tap interface.
 pub(crate) struct Card {
     tap: File,
-    /// Packet of the interface that waits for a buffer, with the guest's header.
+    /// Packet from the interface that waits for a buffer of the guest. The packet already has the guest's header.
     waiting: Option<Vec<u8>>,
 }
 
@@ -83,7 +84,8 @@ fn receive(ring: &mut Ring, memory: &Memory, mut tap: &File, waiting: &mut Optio
                 _ => return Ok(()),
             };
             packet.truncate(HEADER - TAP_HEADER + len);
-            // The guest's header comes first, then the number of buffers, which is 1.
+            // Convert the interface's header to the guest's header: move it to the start, and append the number of buffers,
+            // which is 1.
             packet.copy_within(HEADER - TAP_HEADER..HEADER, 0);
             packet[TAP_HEADER..HEADER].copy_from_slice(&1u16.to_le_bytes());
             *waiting = Some(packet);

@@ -43,7 +43,7 @@ impl Device {
         }
     }
 
-    /// Returns the file that has new work for the device, in addition to the device's queues.
+    /// Returns the file that becomes readable when the device has new work that does not come from its queues.
     pub(crate) fn source(&self, rings: &[Ring]) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Card(card) => card.source(rings),

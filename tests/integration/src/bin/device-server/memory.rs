@@ -61,8 +61,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Converts the address of a ring that the front end has sent to an address for accesses. `user` is in the front end's
-    /// address space, or is an IOVA already if addresses are translated.
+    /// Converts a ring's address that the front end has sent. Returns the address to use for accesses. `user` is in the front
+    /// end's address space, or is an IOVA already if addresses are translated.
     pub(crate) fn ring_address(&self, user: u64) -> Result<u64> {
         if self.iotlb.is_some() {
             return Ok(user);

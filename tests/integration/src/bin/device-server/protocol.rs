@@ -42,7 +42,7 @@ const HEADER: usize = 12;
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// Longer than any expected message.
+/// Maximum length of a received message, in bytes. All expected messages are shorter.
 const LONGEST: usize = 4096;
 
 /// Header of a message.

@@ -38,7 +38,7 @@ pub(crate) struct Ring {
     pub(crate) used: u64,
     /// Index of the next chain.
     pub(crate) next: u16,
-    /// Set while the ring is started.
+    /// Eventfd that the driver's notifications signal. `None` unless the ring is started.
     pub(crate) kick: Option<File>,
     pub(crate) call: Option<File>,
     pub(crate) is_enabled: bool,

@@ -26,7 +26,7 @@ pub(crate) const RESET: u16 = 13;
 const HEADER: usize = 16;
 const REPLY: u32 = 1;
 const ERROR: u32 = 0x20;
-/// Longer than any expected message.
+/// Maximum length of a received message, in bytes. All expected messages are shorter.
 const LONGEST: usize = 2 << 20;
 
 /// Header of a message.

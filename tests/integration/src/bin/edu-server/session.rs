@@ -207,8 +207,8 @@ impl Session {
         self.note(&format!("dma {what} iova={address:#x} len={len} {outcome}"))
     }
 
-    /// Transfers by access to the client's memory, with the descriptor of that memory. Returns false if there is no descriptor,
-    /// or if the descriptor does not permit the transfer.
+    /// Accesses the client's memory by its descriptor to do the transfer. Returns false if the memory has no descriptor, or if
+    /// the descriptor does not permit the transfer.
     fn by_descriptor(&mut self, transfer: Transfer) -> Result<bool> {
         let Transfer { to_memory, address, offset, len } = transfer;
         let Some((start, mapping)) = self.memory.range(..=address).next_back() else { return Ok(false) };
@@ -221,8 +221,8 @@ impl Session {
         Ok(outcome.is_ok())
     }
 
-    /// Transfers by a message to the client, whether the client has mapped the memory or not. Returns false if the client
-    /// refuses.
+    /// Does the transfer by a message to the client, whether the client has mapped the memory or not. Returns false if the
+    /// client refuses.
     fn by_message(&mut self, transfer: Transfer) -> Result<bool> {
         let Transfer { to_memory, address, offset, len } = transfer;
         let mut payload = [address.to_ne_bytes(), (len as u64).to_ne_bytes()].concat();

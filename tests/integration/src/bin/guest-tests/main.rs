@@ -39,7 +39,7 @@ enum Action {
         /// Skip tests whose name contains this text.
         #[arg(long, value_name = "TEXT")]
         skip: Option<OsString>,
-        /// Run all tests with devices by IOMMUFD, in a rig whose kernel supports IOMMUFD.
+        /// Use IOMMUFD for the devices of all tests, in a rig whose kernel supports IOMMUFD.
         #[arg(long)]
         iommufd: bool,
         /// Run on this host instead of the rig.
@@ -148,8 +148,8 @@ fn integration(
     Ok(suites.passed())
 }
 
-/// Limits of a plain run. Each guest is tried twice. So if a machine prints nothing for longer than twice the longest time limit
-/// of a guest, it hangs.
+/// Limits of a plain run. A guest is started at most twice. So a machine hangs if it prints nothing for more than twice the
+/// longest time limit of a guest.
 const PLAIN: Limits = Limits { time: Duration::from_secs(2700), silence: Duration::from_secs(480) };
 
 /// Limits of runs with slow tests. They must also suffice on a busy machine.

@@ -25,7 +25,7 @@ pub(crate) trait Form: Clone + Serialize + DeserializeOwned {
     const TIME_LIMIT: Duration;
     /// True if some configurations are also measured with two jobs.
     const TWO_JOBS: bool = false;
-    /// True if the guest's vCPUs get their own CPU ([`carom_integration::Guest::vcpus_apart`]).
+    /// True if the guest's vCPU threads are kept apart from other work ([`carom_integration::Guest::vcpus_apart`]).
     const VCPUS_APART: bool = false;
     /// Description of fio's work, for the report.
     const FIO: &'static str;

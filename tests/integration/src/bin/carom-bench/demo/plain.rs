@@ -52,15 +52,15 @@ pub(crate) struct Summary {
     /// `fio` of each round, if the run had several rounds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     fio_rounds: Vec<BySize>,
-    /// Figures by block size, for 2 jobs on 2 vCPUs. Only in a full run.
+    /// Figures by block size, for 2 jobs on 2 vCPUs. Only a full run measures these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fio_2_jobs: Option<BySize>,
-    /// Mapping one page that the device writes.
+    /// Times of mapping one page that the device writes.
     dma_map: DmaMap,
-    /// Mapping one page that the device reads.
+    /// Times of mapping one page that the device reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dma_map_to_device: Option<DmaMap>,
-    /// Mapping one page that the device writes, in each of two threads on 2 vCPUs. Only in a full run.
+    /// Times of mapping one page that the device writes, in each of two threads on 2 vCPUs. Only a full run measures this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dma_map_2_threads: Option<DmaMap>,
     /// Requests to the virtio-iommu in the first round, from the guest's start to the end of fio's reads. Null without a

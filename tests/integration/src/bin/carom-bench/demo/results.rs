@@ -125,7 +125,7 @@ pub(crate) mod tests {
         Results::new(machine(), BTreeMap::new(), false, rounds, samples)
     }
 
-    /// Existing files of each form must stay readable.
+    /// Result files of all forms that earlier versions wrote must stay readable.
     #[test]
     fn stored_results_are_read_and_written_as_they_were() {
         let fio = r#"{"4k":{"iops":1.5,"mib_s":2.5}}"#;
