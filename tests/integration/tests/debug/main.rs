@@ -276,9 +276,9 @@ settle
 
 #[guest_test]
 fn memory_runs_out_while_io_runs() {
-    // Every third allocation below the patch's functions fails, both slabs and pages, while chunks are added and removed. The
-    // patch's files are next to each other in the kernel image. The last of the files in question contains
-    // dma_bounce_debugfs_del().
+    // Every third allocation that the patch's functions make, directly or in their callees, fails while chunks are added and
+    // removed. Allocations of slabs and of pages fail. The patch's files are next to each other in the kernel image. The last
+    // of these files contains dma_bounce_debugfs_del().
     let work = format!(
         r#"
 FIRST=$(grep ' [tT] \(__\)\?dma_bounce_' /proc/kallsyms | sort | sed -n '1s/ .*//p')

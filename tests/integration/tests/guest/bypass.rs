@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest whose device bypasses the virtio-iommu and can access all of its RAM. Carom maps the RAM in several pieces, so that the
-//! VM can be paused between them.
+//! Guest whose device bypasses the virtio-iommu and can access all of its RAM. Carom maps the RAM in several pieces, so that
+//! the VM can be paused after each piece.
 
 use std::time::Instant;
 

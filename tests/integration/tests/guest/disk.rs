@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-blk: disks of raw images in a real guest, without the virtio-iommu, with mappings of the virtio-iommu, and with a
-//! window.
+//! virtio-blk: disks of raw images in a real guest. Three cases are tested: the disk is not behind the virtio-iommu, is behind
+//! it without windows, or is behind it with a window.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -113,7 +113,7 @@ fn disk_behind_the_iommu_is_served_through_a_window() {
 
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
     assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the disk had no window: {host:?}");
-    // fio alone makes more than 500 requests.
+    // fio alone makes more than 500 requests to the disk.
     assert!(host.requests.map < 250, "small buffers did not use the window: {host:?}");
     assert_eq!(host.faults, 0);
     holds_the_numbers(&image);

@@ -30,8 +30,8 @@ fn works(debian: &mut Debian, net: &str) {
     tell("services, time, disk and network are correct");
 }
 
-/// Makes the guest read the repository without the repository's key, which must fail, and then with the key. Then installs
-/// packages from the repository.
+/// Makes the guest read the repository without the repository's key, and checks that this fails. Then makes the guest read the
+/// repository with the key, and install packages from it.
 fn installs(debian: &mut Debian, repository: &Repository, packages: &[&str]) {
     let server = format!("http://host.internal:{}", repository.port);
     debian.run("rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*; mkdir -p /etc/apt/keyrings");
@@ -119,7 +119,8 @@ fn debian_with_a_patched_kernel_bounces_its_devices_dma() {
     let maps = count(&after, "requests_map") - count(&before, "requests_map");
     tell(&format!("{maps} MAPs, {} bytes pinned at most", count(&after, "peak_pinned_bytes")));
     assert!(count(&after, "window_bytes") > 0, "{after}");
-    // Files are written and read in requests that are too large to bounce. Writing 200 small files needs no mappings.
+    // Large files are written and read in requests that are too large to bounce, so these are mapped. Writing 200 small files
+    // needs no mappings.
     assert!(maps < 1500, "{after}");
     assert!(count(&after, "peak_pinned_bytes") < 128 << 20, "RAM was pinned: {after}");
     assert_eq!(count(&after, "faults"), 0, "{after}");

@@ -23,7 +23,7 @@ use crate::support::{MIB, SITE};
 
 /// Time during which allocations fail while a guest works.
 const FAILING_TIME: Duration = Duration::from_secs(12);
-/// Maximum number of a thread's allocations up to the failing allocation. The number grows up to this value, then starts again.
+/// Maximum n for which the test makes a thread's nth allocation fail. After this value, n starts again from 1.
 const MOST: u32 = 24;
 /// Interval between checks for a failed allocation.
 const LOOK: Duration = Duration::from_millis(4);
@@ -31,14 +31,14 @@ const LOOK: Duration = Duration::from_millis(4);
 /// Output of a round that read back all written data correctly.
 const VERIFIED: &str = "CAROM-VERIFY 0 4194304";
 
-/// Number of starts with a failing allocation, for each allocator.
+/// Number of attempts to boot a VM with a failing allocation, for each allocator.
 const STARTS: u64 = 16;
-/// More bytes than any operation here allocates.
+/// Limit that is never reached: more bytes than any operation in this test allocates.
 const NEVER: u64 = 1 << 30;
 
 /// Number of calls that create a disk or a snapshot with a failing allocation.
 const OPERATIONS: u32 = 6;
-/// More allocations than any of these calls makes.
+/// Limit that is never reached: more allocations than any of these calls makes.
 const NEVER_NTH: u32 = 1 << 30;
 
 /// Budgets that the test sets in turn, in MiB, so that the guest requests windows again and again.
@@ -51,7 +51,8 @@ fn serves_the_iommu(name: &str) -> bool {
 }
 
 /// Runs a guest with `windows` bytes of windows. While its drive works, allocations fail in each thread that serves the
-/// virtio-iommu: first the thread's next allocation, then the second allocation after this failure, and so on up to [`MOST`].
+/// virtio-iommu. The first failure is the thread's next allocation. The second failure is the second allocation after the first
+/// failure, and so on up to [`MOST`].
 fn io_goes_on(iommufd: bool, windows: u64) {
     let before = DmaMemory::now().unwrap();
     let _failing = FailingAllocations::new();
@@ -119,8 +120,8 @@ fn io_by_windows_continues_while_allocations_fail_in_turn() {
     }
 }
 
-/// Calls `act` several times, and fails one allocation of the VMM in each call. The failing allocations are at equal
-/// distances over all allocations of such a call. `act` gets a description for messages.
+/// Calls `act` several times. After a first call without failures, one allocation of the VMM fails in each call. The failing
+/// allocations are at equal distances over all allocations of such a call. `act` gets a description for messages.
 fn in_each_part_of_all(failing: &FailingAllocations, mut act: impl FnMut(&str)) {
     for allocator in [Allocator::Slab, Allocator::Pages] {
         failing.once_after(allocator, NEVER);
@@ -135,8 +136,9 @@ fn in_each_part_of_all(failing: &FailingAllocations, mut act: impl FnMut(&str)) 
     failing.stop();
 }
 
-/// Calls `act` several times, and fails one allocation of the thread that creates devices and snapshots in each call. The
-/// failing allocations are at equal distances over all allocations of such a call. `act` gets a description for messages.
+/// Calls `act` several times. After a first call without failures, one allocation fails in each call, in the thread that
+/// creates devices and snapshots. The failing allocations are at equal distances over all allocations of such a call. `act`
+/// gets a description for messages.
 fn in_each_part_of_control(vmm: &ApiVmm, mut act: impl FnMut(&str)) {
     let thread = control(vmm);
     assert!(fail_nth(&thread, NEVER_NTH));

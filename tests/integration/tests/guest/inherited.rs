@@ -14,7 +14,7 @@ use carom_integration::{Guest, Limits, Site, run_limited};
 
 use crate::support::{MIB, SITE};
 
-/// User with only their own group, who owns no file.
+/// ID of a user who owns no file. Their only group has the same ID.
 const NOBODY: u32 = 64000;
 const WITHOUT_RIGHTS: &str = "setpriv --reuid=64000 --regid=64000 --clear-groups --bounding-set=-all --inh-caps=-all prlimit --memlock=268435456:268435456";
 

@@ -65,7 +65,8 @@ create_container_timeout = 200
 const NO_NETWORK: &str = "disable_new_netns = true\ninternetworking_model = \"none\"";
 const NETWORK: &str = "internetworking_model = \"tcfilter\"";
 
-/// VMM that the shim starts. The shim itself can request neither windows nor devices behind the virtual IOMMU.
+/// VMM that the shim starts. The shim itself can request neither windows nor devices behind the virtual IOMMU, so this script
+/// requests both.
 const VMM: &str = r#"#!/bin/sh
 CAROM_IOMMU_BOUNCE=size=64M CAROM_ALL_BEHIND_IOMMU=on exec DIR/cloud-hypervisor "$@" 2>>DIR/said
 "#;

@@ -29,7 +29,8 @@ fn sector(number: u64) -> u64 {
 }
 
 /// Returns a job that prints the number in the place of `wanted`, and then writes numbers upwards from `from` to both disks
-/// in turn. Each number is flushed before it is printed. `beside` runs at the same time.
+/// in turn. Each number is flushed before it is printed. The shell lines `beside` run before the writes, and may start programs
+/// that run during the writes.
 pub(crate) fn counting(wanted: u64, from: u64, beside: &str) -> String {
     format!(
         r#"
@@ -110,8 +111,8 @@ fio --name=beside --filename=/dev/vdb --offset=32M --size=32M --direct=1 --rw=ra
 while blkdiscard -o $((40 << 20)) -l $((8 << 20)) /dev/vdb; do sleep 0.2; done &
 ";
 
-/// Waits until the second disk has served many requests, and returns its counters. Flushed numbers do not show this, because they
-/// may come before fio has begun.
+/// Waits until the second disk has served many requests, and returns its counters. Flushed numbers do not show this, because
+/// the guest may print them before fio has begun.
 fn worked(vmm: &ApiVmm) -> Value {
     let start = Instant::now();
     loop {

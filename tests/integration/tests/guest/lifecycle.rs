@@ -207,8 +207,8 @@ refuse() {
 }
 "#;
 
-/// Runs a guest for which the host may lock less than its RAM, so that identity domains are rejected. Checks that `domains`
-/// requests were rejected, that I/O was verified three times, and that the kernel does not complain.
+/// Runs a guest whose VMM may lock less memory than the guest's RAM, so that identity domains are rejected. Checks that
+/// `domains` requests were rejected, that I/O was verified three times, and that the kernel does not complain.
 fn refused(guest: &Guest, domains: usize) -> Outcome {
     let outcome = run(guest);
 

@@ -23,7 +23,8 @@ fn counter(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
     counters[device][name].as_u64().unwrap_or_else(|| panic!("{device} {name}: {counters}"))
 }
 
-/// Returns the pinned bytes at a moment when the guest maps nothing. The counts of the VMM and of the host's kernel must agree.
+/// Returns the pinned bytes at a moment when the guest neither maps nor unmaps memory. The counts of the VMM and of the host's
+/// kernel must agree.
 fn quiet(vmm: &ApiVmm) -> u64 {
     let start = Instant::now();
     loop {
@@ -60,7 +61,7 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
     assert_eq!(counter(&vmm, "_iommu", "failed_map"), 0);
     assert_eq!(counter(&vmm, "drive", "pinned_bytes"), counter(&vmm, "drive", "mapped_bytes"));
 
-    // A limit below the mapped memory does not unmap anything.
+    // If more memory is mapped now than the new limit allows, this memory stays mapped.
     limit(&vmm, mapped + ROOM);
     assert_eq!(info(&vmm)["iommu_bounce"]["max_mapped"], mapped + ROOM);
     let done = vmm.console().matches("CAROM-VERIFY 0 ").count();

@@ -15,7 +15,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, end, info};
 use crate::support::{MIB, SITE};
 
-/// File that takes a page out of use, as after a memory error (`CONFIG_MEMORY_FAILURE`). The contents are lost.
+/// File that takes a page out of use if the page's physical address is written to it (`CONFIG_MEMORY_FAILURE`). As after a
+/// memory error, the page's contents are lost.
 const HARD_OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
 /// Pages that get an error. The guest uses a quarter of its RAM, so it accesses some of these pages.
 const PAGES: usize = 256;
@@ -30,7 +31,7 @@ echo CAROM-READY
 while :; do md5sum </kept >/dev/null; done
 ";
 
-/// Physical addresses of about [`PAGES`] present pages, spread over the process's largest mapping.
+/// Returns the physical addresses of about [`PAGES`] present pages, spread over the process's largest mapping.
 fn pages_of_ram(pid: u32) -> Vec<u64> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let number = |text| u64::from_str_radix(text, 16).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! VMM whose control group has no more memory and no swap, so the kernel kills it. Afterwards, flushed data of the guest must
-//! exist, the guest's drive must be available immediately, and nothing may stay pinned.
+//! VMM whose control group has no more memory and no swap, so the kernel kills the VMM. Afterwards, data that the guest has
+//! flushed must still exist, the guest's drive must be available immediately, and nothing may stay pinned.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;

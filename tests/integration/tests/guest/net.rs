@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-net: a card of a real guest on a tap interface, without the virtio-iommu, with mappings of the virtio-iommu, and
-//! with a window.
+//! virtio-net: a card of a real guest on a tap interface. Three cases are tested: the card is not behind the virtio-iommu, is
+//! behind it without windows, or is behind it with a window.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::hotplug::{create, create_and_boot, end, go_on_in_another_process, put
 use crate::support::tap::{open_tap, put_with_descriptors};
 use crate::support::{MIB, SITE, run};
 
-/// Bytes that go to the host and back.
+/// Bytes that the guest sends to the host, and that the host sends back.
 const TRAFFIC: u64 = 4 * MIB;
 
 /// Returns a job that does `work` on the network `net`, given by its first three numbers.
@@ -96,7 +96,8 @@ fn interfaces(prefix: &str) -> usize {
     entries.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(prefix)).count()
 }
 
-/// Job that uses the card each time it is added: it sends bytes and gets them back, and then continues until the card is removed.
+/// Job that uses the card each time it is added: it sends bytes to the host and compares the returned bytes. Then it keeps
+/// sending until the card is removed.
 const USE_WHENEVER_THERE: &str = r#"
 echo CAROM-READY
 n=0

@@ -34,8 +34,8 @@ fn kunit_passes_on_the_newer_kernel() {
     kunit_is_run("patch-kunit-newer", Kernel::Newer);
 }
 
-/// Shell lines that fill the drive with the word that the test driver's attack searches for, and read it so that slots contain
-/// the word.
+/// Shell lines that fill the drive with the word that the test driver's attack searches for, and then read the drive so that
+/// slots contain the word.
 const DRIVE_WORKS: &str = r#"
 yes CaromSec | tr -d '\n' | head -c 8388608 | dd of=/dev/nvme0n1 bs=128k conv=fsync 2>/dev/null
 fio --name=fill --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=64 --bs=128k --size=8M >/dev/null || exit 85
@@ -215,7 +215,8 @@ fn boot_option_limits_the_pages_of_a_domain() {
          {COMPLAINTS}",
         workload::fio_verify(8, 64)
     );
-    // Excessive values are ignored, and 3 MiB is not a multiple of the chunk size.
+    // Excessive values such as 2 GiB are ignored. 3 MiB is not a multiple of the chunk size, so the kernel rounds it up to 4
+    // MiB.
     let guest = Guest::new("patch-limit").vmm(Vmm::Qemu).iommu_device(&SITE.nvme[0]);
     let outcome = run(&guest.cmdline("iommu.strict=1 iommu.bounce=pages=2G,auto,128K,pages=3M,x").job(&job));
 

@@ -82,7 +82,7 @@ fn pmem_files_keep_what_the_guest_writes_unless_discarded() {
 }
 
 /// Returns a job that makes each of these drives do direct I/O from and to pages of a file on persistent memory. If a program
-/// hangs in the kernel, the job does not get to its last line (CAROM-FAULTS).
+/// hangs in the kernel, the job never prints its last line (CAROM-FAULTS).
 fn direct_io(drives: &[&str]) -> String {
     let drives = drives.join(" ");
     format!(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-rng: random bytes for a real guest, without the virtio-iommu, with mappings of the virtio-iommu, and with a
-//! window.
+//! virtio-rng: random bytes for a real guest. Three cases are tested: the device is not behind the virtio-iommu, is behind it
+//! without windows, or is behind it with a window.
 
 use carom_integration::harness::guest_test;
 use carom_integration::{Guest, Outcome};
@@ -53,7 +53,8 @@ fn device_behind_the_iommu_writes_through_a_window() {
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
     // The last report is from the end of the guest, when its windows are gone.
     assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the device had no window: {host:?}");
-    // The driver maps only the rings, and buffers from before the window existed. The device filled at least 64 buffers.
+    // The driver maps only the rings, and the buffers that it used before the window existed. The device filled at least 64
+    // buffers.
     assert!(host.requests.map < 32, "small buffers did not use the window: {host:?}");
     assert_eq!(host.faults, 0);
 }

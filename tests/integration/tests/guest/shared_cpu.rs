@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that share a CPU of the host. The CPU must use only the address translations of the guest that runs. With those of
-//! another guest, a guest would read wrong memory.
+//! Guests that share a CPU of the host. The CPU must use only the address translations of the guest that runs. With another
+//! guest's translations, the guest would read wrong memory.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Host that is short of memory and takes memory from a guest, by swapping and by merging equal pages. The guest's drive
-//! keeps working. Huge pages that the host splits for this, or for a balloon, return later.
+//! keeps working. The host splits huge pages to take memory, also for a balloon. Later, the host makes huge pages again.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -206,8 +206,8 @@ fn drive_writing_to_merged_pages_gets_its_own_pages() {
 
 /// Checks that the host splits the guest's huge pages and makes huge pages again. `take` takes about `taken` bytes from the
 /// guest, which splits huge pages. After `give`, the guest uses this memory again, and the host makes huge pages of it. Returns
-/// how many of these huge pages the host made by collapsing small pages. If a range has no small page left, the guest's access
-/// allocates a huge page directly instead.
+/// how many of these huge pages the host made by collapsing small pages. The others are in ranges without any small page:
+/// there, the guest's access allocates a huge page directly.
 fn cut_and_made_again(
     vmm: &ApiVmm,
     collapsing: &Collapsing,
@@ -222,7 +222,8 @@ fn cut_and_made_again(
     wait_until(vmm, "huge pages are not split", || Some(huge()).filter(|left| left + taken / 2 <= before));
     all_is_right(vmm, 2);
     let (left, cut) = (huge(), huge_pages_cut() - cut_before);
-    // The kernel counts only split huge pages, and not those that are freed as a whole. So only half of them are expected here.
+    // The kernel counts huge pages that are split, but not huge pages that are freed as a whole. So only half of them are
+    // expected here.
     assert!(cut >= taken / (4 * MIB), "only {cut} huge pages were split");
     let made_before = collapsing.made();
     give();

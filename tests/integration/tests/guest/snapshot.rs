@@ -29,7 +29,7 @@ const OFF: i64 = 1500;
 /// Number of lines from which the initial difference between the guest's and the host's time of day is determined.
 const CLOCK_LINES: usize = 5;
 
-/// Maximum difference between the advances of the guest's monotonic and real-time clocks.
+/// Maximum difference between the times by which the guest's monotonic and real-time clocks advance.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(100);
 
 /// Time that passes between saving and restoring the guest in the second round.
@@ -79,7 +79,7 @@ impl Line {
             && self.ticks.iter().zip(&earlier.ticks).all(|(new, old)| new - old >= PROGRESS.ticks)
     }
 
-    /// Asserts that this is the guest of `before` at a later time, and that nothing went wrong.
+    /// Asserts that this is a later line of the same guest as `before`, and that the guest counted no errors.
     fn check_goes_on(&self, before: &Self) {
         assert_eq!(self.id, before.id, "the guest was started again");
         for counter in ["n", "mono", "real", "rng", "blocks"] {
@@ -227,8 +227,8 @@ impl Subject {
         Self { vmm, before: first, ahead }
     }
 
-    /// Checks that the guest's time of day advances with the host's: one line from `first` on must show this. `first` has just
-    /// arrived. If the host's CPUs are busy, a line arrives late.
+    /// Checks that the guest's time of day advances with the host's. `first` is a line that has just arrived. `first` or a
+    /// later line must show the expected time, because lines arrive late if the host's CPUs are busy.
     fn check_time(&self, first: &Line) {
         let start = Instant::now();
         let mut line = first.clone();
@@ -270,7 +270,7 @@ impl Subject {
         // two comparisons, as after a restore. The emulated machine's own counter is unstable, so KVM stops the guests' counters
         // while the guests do not run. The guest's kernel reports this, too.
         let known = if SITE.rig == "tcg" { "clocksource:" } else { "Long readout interval" };
-        // If the guest was saved during a timer interrupt, this interrupt took as long as the guest was away.
+        // If the guest was saved during a timer interrupt, this interrupt seems to last until the guest is restored.
         let known = [known, "hrtimer: interrupt took"].into_iter();
         // Because KVM stops the counters, an added vCPU is not synchronized with the other vCPUs.
         let of_counter = ["TSC synchronization", "cycles TSC warp", "TSC warped"];
@@ -339,7 +339,7 @@ impl Subject {
                 thread::sleep(AWAY);
             }
             self.restore(&directory, way);
-            // The VM maps files of the snapshot. Their contents exist until the guest is gone.
+            // The VM maps files of the snapshot. The kernel keeps the contents of removed files until the VM unmaps them.
             let _ = fs::remove_dir_all(&directory);
             println!("round {round}, {way:?}: {:?}", self.before);
         }

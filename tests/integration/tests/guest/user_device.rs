@@ -22,8 +22,8 @@ fn field(line: &str, name: &str) -> u64 {
     u64::from_str_radix(value.unwrap_or_else(|| panic!("no {name} in {line:?}")), 16).unwrap()
 }
 
-/// Checks that the server got only descriptors of chunks, and that no descriptor lets the server do harm. Returns their
-/// number.
+/// Checks that the server got only descriptors of chunks, and that no descriptor lets the server do harm. Returns the number of
+/// descriptors.
 fn check_descriptors(log: &[String]) -> usize {
     let mut given = 0;
     for line in log.iter().filter(|line| line.starts_with("map ")) {

@@ -92,7 +92,7 @@ fn wait_for_vcpus(vmm: &ApiVmm, vcpus: u32, times: usize) {
     vmm.wait_for(&format!("CAROM-VCPUS {vcpus}\n"), times, BOOT_TIME).unwrap();
 }
 
-/// Boots a guest with 1 of up to 4 vCPUs, unless `more` differs.
+/// Boots a guest with 1 vCPU, and at most 4. `more` is additional configuration, which may replace these numbers.
 fn boot(kernel: Kernel, job: &str, more: Value) -> ApiVmm {
     let vmm = ApiVmm::start_with(&SITE, kernel, job).unwrap();
     let mut config = json!({"cpus": {"boot_vcpus": 1, "max_vcpus": 4}});

@@ -42,8 +42,8 @@ fn numbers(first: u32, count: u32) -> Vec<u8> {
 /// Number of numbers in a file. The file is larger than 1 MiB.
 const COUNT: u32 = 200_000;
 
-/// Returns a job that uses the file system whenever it exists. The job compares the host's file, writes a file of the same
-/// size, and releases the file system when the host requests it.
+/// Returns a job that uses the file system whenever it exists. The job compares the host's file with the expected numbers, and
+/// writes a file of the same size. Then it unmounts the file system, and waits for the removal of the device.
 fn use_whenever_there() -> String {
     format!(
         r#"
@@ -70,7 +70,8 @@ fn call(vmm: &ApiVmm, operation: &str, body: &Value) -> (u16, String) {
     (status, answer.to_string())
 }
 
-/// Checks that the share contains what the guest wrote in the last round, and nothing else.
+/// Checks that the share contains the file that the guest wrote in this round, and that the guest moved `go` to the directory
+/// `dir`. Then removes `dir`.
 fn check_share(share: &Path, round: u32) {
     assert!(fs::read(share.join(format!("from-guest-{round}"))).unwrap() == numbers(COUNT, COUNT), "bytes differ");
     assert!(share.join("dir/gone").exists() && !share.join("go").exists());
@@ -188,8 +189,8 @@ fn check_numbers(image: &Path) {
     assert!(bytes == wanted, "what the guest wrote is not in the image");
 }
 
-/// Checks a disk of the tests' own server behind the virtio-iommu, with requests from a sector to 1 MiB, in a guest with these
-/// options. Returns the virtio-iommu's counters.
+/// Checks a disk of the tests' own server behind the virtio-iommu, with requests of one sector to 1 MiB, in a guest with the
+/// windows `bounce`, or without windows if `bounce` is null. Returns the virtio-iommu's counters.
 fn works_behind_the_iommu(bounce: &Value) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let (image, socket) = (dir.path().join("disk.img"), dir.path().join("disk.sock"));

@@ -33,7 +33,8 @@ fn wait_for_traffic(vmm: &ApiVmm, times: usize) {
     vmm.wait_for("CAROM-SAME large", before + times, BOOT_TIME).unwrap();
 }
 
-/// Job that sends bytes and gets them back as long as the card exists, and when it is added again.
+/// Job that repeatedly sends bytes to the host and compares the returned bytes, as long as the card exists. If the card is
+/// added again, the job continues.
 const TRAFFIC: &str = r#"
 while :; do
     wait_for_card

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-vsock: connections between programs of a real guest and of the host, from either side. The device is without the
-//! virtio-iommu, with mappings of the virtio-iommu, or with a window. `guest/vsock.c` is the guest's program.
+//! virtio-vsock: connections between programs of a real guest and of the host, from either side. Three cases are tested: the
+//! device is not behind the virtio-iommu, is behind it without windows, or is behind it with a window. `guest/vsock.c` is the
+//! guest's program.
 
 use std::collections::BTreeMap;
 use std::fs;

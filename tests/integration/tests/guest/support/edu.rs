@@ -96,7 +96,7 @@ pub(crate) fn assert_reaches_mapped(outcome: &Outcome) {
     assert_result(outcome, "count 0x100000 0xa5", &["0"]);
     assert_result(outcome, "unmap 0x100000", &["ok"]);
     assert_result(outcome, "count 0x400000 0x33", &["0"]);
-    // The store was executed: it wrote the data that the failed load had left in the device.
+    // The store was executed: it replaced the bytes 0x44 with the contents of the device's buffer after the failed load.
     assert_result(outcome, "count 0x400000 0x44", &["0"]);
 }
 
