@@ -453,8 +453,8 @@ impl Guest {
 }
 
 /// True if a kernel supports mitigations of CPU vulnerabilities, which cost speed. A kernel without mitigations prints that it
-/// does not know `mitigations=off`, and printing takes hundreds of exits. The configuration of a kernel that this project builds
-/// is in the kernel's directory.
+/// does not know `mitigations=off`, and printing causes hundreds of VM exits. The configuration of a kernel that this project
+/// builds is in the kernel's directory.
 fn has_mitigations(kernel: &Path) -> bool {
     let config = fs::read_to_string(kernel.with_file_name("config"));
     config.map_or(true, |config| config.lines().any(|line| line == "CONFIG_CPU_MITIGATIONS=y"))

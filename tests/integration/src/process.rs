@@ -62,8 +62,8 @@ const MARK: &str = "CAROM-MARK ";
 
 /// Runs `command` with its stdout in the file `console`.
 ///
-/// `api` is the socket of Carom's API, or `None` for other programs. If there are new `CAROM-MARK` lines on the console, Carom
-/// gets SIGUSR1.
+/// `api` is the socket of Carom's API, or `None` for other programs. If new `CAROM-MARK` lines appear on the console, sends
+/// SIGUSR1 to Carom, which then reports its counters.
 ///
 /// # Errors
 /// Fails if the program cannot be started or watched. A failure of the program itself is not an error.

@@ -189,7 +189,7 @@ pub(crate) struct Machine {
     pub(crate) api: PathBuf,
     /// Maximum memory that the VMM may lock, in bytes, even if root runs it (Carom only).
     pub(crate) locked_memory: Option<u64>,
-    /// User and group ID of the VMM, which has no capabilities then (Carom only).
+    /// ID of the VMM's user and of its group (Carom only). With this ID, the VMM has no capabilities.
     pub(crate) user: Option<u32>,
     /// True if Landlock restricts the VMM to the files in its arguments (Carom only).
     pub(crate) landlock: bool,

@@ -88,8 +88,8 @@ pub struct MapTime {
 }
 
 /// Overhead of the function profiler: its time for the same number of calls to an empty function, in seconds per GiB read. This
-/// is a lower bound: the empty function is called in a tight loop, so its code is always in the caches, unlike the code of the
-/// mapping functions.
+/// is a lower bound, because the empty function is called in a tight loop. So its code is always in the caches, unlike the code
+/// of the mapping functions.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ProfilerTime {
     /// Overhead for as many calls as the job made to functions that map.
@@ -123,9 +123,9 @@ const CALLERS: &str = "dma_map_page_attrs dma_map_sgtable dma_unmap_page_attrs d
 /// Entry points of interrupts (`arch/x86/kernel/irq.c`, `arch/x86/kernel/apic/apic.c`, `kernel/softirq.c`).
 ///
 /// Without the profiler's option `graph-time`, the time in these functions is not counted for the interrupted function. With fast
-/// drives, an interrupt sometimes completes other requests, including their copies. Two times are still counted for the
-/// interrupted function: the time of the VM exit at the start of an interrupt, and the time of interrupts before the profiler has
-/// recorded the caller.
+/// drives, an interrupt sometimes completes other requests, including their copies. However, the time of the interrupted
+/// function still includes the VM exit at the start of an interrupt. It also includes the part of an interrupt before the
+/// profiler has recorded the call of an entry point.
 const INTERRUPTS: &str = "irq_enter_rcu __common_interrupt __sysvec_apic_timer_interrupt irq_exit_rcu";
 
 /// Function that is called for each write to `/dev/null` (`drivers/char/mem.c`). It returns immediately, so its profile shows the

@@ -60,11 +60,10 @@ pub struct Options {
     /// Give the command a terminal.
     #[arg(long, short)]
     pub terminal: bool,
-    /// Count instructions between marks, and write the counts to a file that the command can read. Not with
-    /// KVM.
+    /// Count instructions between marks, and write the counts to a file that the command can read. KVM does not support this.
     #[arg(long, requires = "out")]
     pub count_instructions: bool,
-    /// Let the machine's clock follow the executed instructions. Not with KVM.
+    /// Let the machine's clock follow the executed instructions. KVM does not support this.
     #[arg(long)]
     pub icount: bool,
     /// Leave the devices without a driver.

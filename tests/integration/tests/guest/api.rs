@@ -144,8 +144,8 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     calls.make(client.reboot_vm()).unwrap();
     vmm.wait_for("CAROM-READY", 2, BOOT_TIME).unwrap();
 
-    // After a shutdown, the same VM boots again, and after its deletion, a new VM boots: both use the same drive and files. Each
-    // boot creates the console's file again, so the count of CAROM-READY lines starts again.
+    // After a shutdown, the same VM boots again. After the deletion of this VM, a new VM boots. Both VMs use the same drive and
+    // files. Each boot creates the console's file again, so the count of CAROM-READY lines starts again.
     calls.make(client.shutdown_vm()).unwrap();
     assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Created);
     assert_eq!(status(&calls.make(client.vm_counters_get()).unwrap_err()), 500);

@@ -135,8 +135,8 @@ fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
         let (wrote, failed) =
             (numbers(&console, &format!("CAROM-WROTE-{disk}")), numbers(&console, &format!("CAROM-FAILED-{disk}")));
         assert_eq!(wrote.len() + failed.len(), usize::try_from(WANTED).unwrap());
-        // Fewer MiB than the file system has may fit: an image also needs space for its tables, and the last MiB may fit only in
-        // part.
+        // The file system may not have space for all of its MiB: an image also needs space for its tables, and the last MiB may
+        // fit only in part.
         assert!((ROOM - 2..=ROOM).contains(&(wrote.len() as u64)), "{disk}: {wrote:?}");
         assert!(counters(&vmm, id)["host_errors"].as_u64().unwrap() >= failed.len() as u64, "{}", counters(&vmm, id));
     }

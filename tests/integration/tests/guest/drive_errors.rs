@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Buffers of reads from a bounced drive: after a read, a buffer may contain data of the drive or its previous contents, but no
-//! other data from a slot. Checks buffers after failed reads and after passthrough commands. One test does this without an IOMMU,
-//! with I/O through swiotlb.
+//! Buffers of reads from a bounced drive. After a read, a buffer may contain data of the drive or the buffer's previous
+//! contents. It must not contain other data from a slot. Checks buffers after failed reads and after passthrough commands. One
+//! test does this without an IOMMU, with I/O through swiotlb.
 
 use carom_integration::harness::guest_test;
 use carom_integration::workload::WAIT_FOR_NVME;

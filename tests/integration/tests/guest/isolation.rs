@@ -20,9 +20,9 @@ fn edu() -> &'static str {
 /// (`dmar_fault()` in `drivers/iommu/intel/dmar.c`, `DEFAULT_RATELIMIT_INTERVAL`).
 const FAULTS_RATE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Waits for [`FAULTS_RATE_LIMIT`], and returns the number of DMA faults that this host has logged for the device. Without the
-/// wait, faults of the previous test may have used up the kernel's limit: on a fast machine, the next guest boots within the
-/// interval.
+/// Waits for [`FAULTS_RATE_LIMIT`], and returns the number of DMA faults that this host has logged for the device. On a fast
+/// machine, the next guest boots within this interval. Without the wait, faults of the previous test may then have used up the
+/// kernel's limit.
 fn host_faults_before(address: &str) -> usize {
     thread::sleep(FAULTS_RATE_LIMIT + Duration::from_millis(500));
     host_faults(address)

@@ -195,7 +195,7 @@ fn container_of_kata_containers_lives_on_carom() {
     assert_eq!(values(&said, "vmms"), ["1", "0"]);
 }
 
-/// Steps: a container in a network namespace of the host, which reads a page from a server there.
+/// Steps: a container in a network namespace of the host, which reads a page from a server in this namespace.
 const PAGE: &str = r#"
 ip netns add pod
 ip link add host0 type veth peer name eth0 netns pod

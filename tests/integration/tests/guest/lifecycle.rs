@@ -257,10 +257,11 @@ fn refused_domain_leaves_the_old_domain_on_the_newer_kernel() {
     refused_domain_leaves_the_old_one("refused-newer", Kernel::Newer);
 }
 
-/// Checks two devices that return to their previous domain, which still contains mappings. There are no windows.
+/// Checks two devices that return to their previous domain, which still contains mappings, after the host has rejected another
+/// domain. The guest has no windows.
 ///
-/// The drive bounces through guest pages, which its pool unmaps before the host gets the request. For the edu device, a page
-/// stays mapped, and the device reads and writes it each time it gets its driver.
+/// The drive bounces through guest pages, which its pool unmaps before the host receives the request for the other domain. For
+/// the edu device, a page stays mapped. The device reads and writes this page each time the driver is bound to the device.
 fn refused_domain_leaves_what_is_mapped(name: &str, kernel: Kernel) {
     let edu = required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)");
     let job = format!(

@@ -66,7 +66,7 @@ fn resize(vmm: &ApiVmm, mib: u64) -> (u16, String) {
     (status, answer.to_string())
 }
 
-/// Boots a guest of 512 MiB that can get 512 MiB more. With `iommu`, the drive is behind the virtio-iommu.
+/// Boots a guest of 512 MiB of RAM, to which another 512 MiB can be added. With `iommu`, the drive is behind the virtio-iommu.
 fn boot(kernel: Kernel, iommu: bool, cmdline: &str, more: Value) -> ApiVmm {
     boot_on(&SITE, kernel, iommu, cmdline, more)
 }

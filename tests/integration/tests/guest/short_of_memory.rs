@@ -140,7 +140,7 @@ fn guest_swapped_during_io_by_windows_loses_nothing() {
 }
 
 /// Returns a job that fills memory with equal pages and works with the drive until the power button is pressed. Then the drive
-/// writes to 32 MiB of those pages, in blocks of 1 MiB whose order the drive chooses. Afterwards these pages must contain the
+/// writes to 32 MiB of these pages, in blocks of 1 MiB whose order the drive chooses. Afterwards these pages must contain the
 /// drive's data.
 fn fill_with_equal_pages_and_read_into_them() -> String {
     let verify = workload::fio_verify(8, 32);
@@ -206,8 +206,8 @@ fn drive_writing_to_merged_pages_gets_its_own_pages() {
 
 /// Checks that the host splits the guest's huge pages and makes huge pages again. `take` takes about `taken` bytes from the
 /// guest, which splits huge pages. After `give`, the guest uses this memory again, and the host makes huge pages of it. Returns
-/// how many of these huge pages the host made by collapsing small pages. The others are in ranges without any small page:
-/// there, the guest's access allocates a huge page directly.
+/// how many of these huge pages the host made by collapsing small pages. If a range has no small page left, the guest's access
+/// allocates a huge page directly, which is not counted.
 fn cut_and_made_again(
     vmm: &ApiVmm,
     collapsing: &Collapsing,
@@ -242,8 +242,8 @@ fn cut_and_made_again(
     made
 }
 
-/// Returns a job that uses memory once, so that the balloon can take used memory, and uses it repeatedly after the balloon has
-/// returned it. Memory in the balloon does not count as the guest's memory.
+/// Returns a job that uses memory once, so that the balloon can take this memory. After the balloon has returned the memory,
+/// the job uses it repeatedly. Memory in the balloon does not count as the guest's memory.
 fn lend_memory_and_work() -> String {
     let first = format!(
         "mkdir /lent

@@ -266,9 +266,9 @@ impl Subject {
         put(&self.vmm, "vmm.shutdown", &Value::Null);
         assert!(self.vmm.wait(PROGRESS_TIME).unwrap().success());
         let console = self.vmm.console();
-        // The kernel compares kvmclock with the time stamp counter twice per second, and reports if more time has passed between
-        // two comparisons, as after a restore. The emulated machine's own counter is unstable, so KVM stops the guests' counters
-        // while the guests do not run. The guest's kernel reports this, too.
+        // The kernel compares kvmclock with the time stamp counter twice per second. If two comparisons are further apart, as
+        // after a restore, the kernel reports this. The emulated machine's own counter is unstable, so KVM stops the guests'
+        // counters while the guests do not run. The guest's kernel reports this, too.
         let known = if SITE.rig == "tcg" { "clocksource:" } else { "Long readout interval" };
         // If the guest was saved during a timer interrupt, this interrupt seems to last until the guest is restored.
         let known = [known, "hrtimer: interrupt took"].into_iter();

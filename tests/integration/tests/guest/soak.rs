@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Verified I/O for a selectable amount of data, during all events that can end a window or a mapping: cuts of the budget, resets
-//! of the drive's controller, resets of the VM, and unbinding a second drive with I/O in flight.
+//! Verified I/O for a selectable amount of data, during all events that can end a window or a mapping. These events are cuts of
+//! the budget, resets of the drive's controller, resets of the VM, and unbinding a second drive with I/O in flight.
 
 use std::env;
 use std::thread;

@@ -158,8 +158,8 @@ fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     put(&vmm, "vmm.shutdown", &Value::Null);
 }
 
-/// Devices without a virtual IOMMU share an address space of the host. A device that returns must join the other device
-/// there.
+/// Devices without a virtual IOMMU share an address space of the host. A device that returns must join the address space of the
+/// other device.
 #[guest_test(needs(SecondDrive), slow = "drive_that_the_host_wants_back_* covers a drive with the IOMMU")]
 fn drive_without_iommu_rejoins_another_after_the_host_took_it() {
     let job = use_two_drives();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Device in another process (vfio-user) behind the virtio-iommu: `edu-server`, which behaves like QEMU's edu device and
-//! logs the memory and the requests that it gets.
+//! Device in another process (vfio-user) behind the virtio-iommu: `edu-server`, which behaves like QEMU's edu device and logs
+//! the client's requests, including the memory that the client maps.
 
 use carom_integration::harness::guest_test;
 use std::time::Duration;

@@ -126,8 +126,8 @@ fn come_and_go_while_a_drive_works(kernel: Kernel, rounds: usize) {
         let wanted = format!("desired_vcpus: {vcpus} is not between 1 and 4 (cpus.max_vcpus)");
         assert!(status == 400 && why.contains(&wanted), "{status}: {why}");
     }
-    // Only one vCPU is added here. If another vCPU were added, KVM would notice the local APIC of the first added vCPU too, even
-    // if the VMM had forgotten to register it.
+    // Only one vCPU is added here, so that this test fails if the VMM forgets to register the vCPU's local APIC. Adding a
+    // second vCPU would hide this error, because KVM then notices both local APICs.
     assert_eq!(resize(&vmm, 2), (204, "null".into()));
     wait_for_vcpus(&vmm, 2, 1);
     for round in 1..=rounds {

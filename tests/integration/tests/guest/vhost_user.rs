@@ -190,7 +190,7 @@ fn check_numbers(image: &Path) {
 }
 
 /// Checks a disk of the tests' own server behind the virtio-iommu, with requests of one sector to 1 MiB, in a guest with the
-/// windows `bounce`, or without windows if `bounce` is null. Returns the virtio-iommu's counters.
+/// windows `bounce`. If `bounce` is null, the guest has no windows. Returns the virtio-iommu's counters.
 fn works_behind_the_iommu(bounce: &Value) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let (image, socket) = (dir.path().join("disk.img"), dir.path().join("disk.sock"));

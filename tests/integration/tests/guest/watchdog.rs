@@ -12,8 +12,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, end, info};
 use crate::support::{MIB, SITE};
 
-/// Job that reloads the watchdog for longer than its timeout, and then stops. If the watchdog caused this boot, the job
-/// reports this and ends.
+/// Job that reloads the watchdog for longer than its timeout, and then stops reloading it. If the watchdog caused this boot,
+/// the job reports this and ends.
 const JOB: &str = "
 WATCHDOG=/sys/class/watchdog/watchdog0
 STATUS=$(cat $WATCHDOG/bootstatus)

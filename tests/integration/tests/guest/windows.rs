@@ -23,7 +23,7 @@ fn guest(name: &str, bounce: &str, work: &str) -> Guest {
         .job(&format!("{WAIT_FOR_NVME}{work}{STATS}"))
 }
 
-/// Asserts that guest and VMM agree on the number of chunks at the same idle moment.
+/// Asserts that guest and VMM counted the same number of chunks, at a moment when the guest was idle.
 fn assert_counters_agree(outcome: &Outcome) {
     let host = outcome.counters.first().expect("the mark made the VMM report its counters");
     let served = host.requests.minus(host.failed);

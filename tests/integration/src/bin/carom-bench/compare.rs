@@ -104,7 +104,7 @@ pub(crate) fn tables() -> [&'static str; 5] {
     COMPARED.map(|(table, _)| table)
 }
 
-/// Compares the counts of `results` with those of `base`, and returns the result as text.
+/// Compares the counts of the runs `results` and `base`, and returns the result as text.
 ///
 /// # Errors
 /// Fails if the runs have no cell in common.

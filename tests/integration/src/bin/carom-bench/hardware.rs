@@ -179,7 +179,8 @@ impl Cell {
 }
 
 /// Measures the time per byte of copies of `bytes` from slots to buffers, in ns. One bound is measured with few slots and
-/// buffers, which may be in the CPU's caches. The other bound is measured with so many that they must come from memory.
+/// buffers, which may be in the CPU's caches. The other bound is measured with more slots and buffers than any cache can
+/// contain.
 fn copy_ns(bytes: usize) -> Result<Range> {
     let warm = turns_ns(bytes, bytes * IN_FLIGHT, 201)?;
     let cold = turns_ns(bytes, COLD_BYTES, 7)?;

@@ -14,7 +14,7 @@ use crate::results::{Merged, Results};
 /// Width and height, in pixels.
 const SIZE: (u32, u32) = (860, 480);
 
-/// Colours that most people can distinguish (Okabe and Ito), in print, too.
+/// Colours that most people can distinguish (Okabe and Ito), also in print.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 0, 0),
     RGBColor(213, 94, 0),

@@ -72,8 +72,8 @@ pub(crate) const REACH_MAPPED: [&str; 19] = [
     "count 0x100000 0xa5",
 ];
 
-/// Commands after [`REACH_MAPPED`]: unmapped memory is not accessible any more, and its bytes do not get to the device.
-/// [`assert_reaches_mapped`] checks this, too.
+/// Commands after [`REACH_MAPPED`]: unmapped memory is not accessible any more, and its bytes are not transferred to the
+/// device. [`assert_reaches_mapped`] checks this, too.
 pub(crate) const REACH_UNMAPPED: [&str; 8] = [
     "fill 0x100000 0x33",
     "unmap 0x100000",

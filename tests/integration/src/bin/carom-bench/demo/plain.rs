@@ -68,7 +68,7 @@ pub(crate) struct Summary {
     requests: Option<Requests>,
     /// Maximum memory that the VMM had pinned in any round, in bytes.
     pinned_bytes: u64,
-    /// Bytes written and verified in each round. Only for configurations with a verified pass.
+    /// Bytes written and verified in each round. `None` for configurations without a verified pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     verified_bytes: Option<u64>,
 }
