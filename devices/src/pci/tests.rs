@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the root bus with functions, through the guest's interfaces.
+//! Tests of the PCI root bus and its functions. They access the functions as a guest does, through ECAM and the configuration ports.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};

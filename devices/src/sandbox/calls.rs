@@ -44,7 +44,7 @@ pub const WAITING: &[Call] = &[
     Any(libc::SYS_epoll_pwait2),
 ];
 
-/// Transfers on an existing socket.
+/// Calls to send and receive on an existing socket, to shut it down, and to read its options.
 pub const MESSAGES: &[Call] = &[
     Any(libc::SYS_sendmsg),
     Any(libc::SYS_recvmsg),

@@ -213,9 +213,10 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
         };
         let filter = match made.get(role.name) {
             Some(filter) => Ok(Filter::clone(filter)),
-            None if !known.contains(&role.name) => {
-                Err(io::Error::other(format!("no thread can have the role '{}': begin() did not get it", role.name)))
-            }
+            None if !known.contains(&role.name) => Err(io::Error::other(format!(
+                "no thread can have the role '{}': pass the role to sandbox::begin()",
+                role.name
+            ))),
             None => {
                 let filter = Filter::of(&role, mode.action());
                 made.insert(role.name, filter.clone());

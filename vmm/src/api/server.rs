@@ -135,7 +135,7 @@ async fn serve(
     tokio::select! {
         () = accept(api, ApiListener::Api, &api_clients, &shared, &stopping) => {}
         () = accept(metrics, ApiListener::Metrics, &metrics_clients, &shared, &stopping) => {}
-        // The sender is dropped when the server must end.
+        // `ApiServer` holds the sender, so dropping it ends the server.
         _ = stopped => {}
     }
     let _ = stop.send(true);

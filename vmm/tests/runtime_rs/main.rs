@@ -33,7 +33,7 @@ type Step = (&'static str, &'static [&'static str], &'static [(&'static str, u16
 static STEPS: &[Step] = &[
     ("ping", &["\"features\":["], &[("vmm.ping", 200)]),
     ("create", &[], &[("vm.create", 204)]),
-    // The runtime's types have no default for these fields.
+    // The runtime cannot parse an answer without these fields, because its types have no default for them.
     ("info", &["\"state\":\"Created\"", "\"max_phys_bits\":46", "\"num_pci_segments\":1"], &[("vm.info", 200)]),
     ("boot", &[], &[("vm.boot", 204)]),
     ("info", &["\"state\":\"Running\"", "\"size\":268435456", "\"free_page_reporting\":true"], &[("vm.info", 200)]),

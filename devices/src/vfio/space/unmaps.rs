@@ -59,7 +59,7 @@ impl Unmaps {
         Err(UnmapError::NotMapped)
     }
 
-    /// Handles a range without mappings. Succeeds if `begun` has this range or a larger range, because then an earlier call has unmapped
+    /// Handles a range without mappings. Succeeds if a range in `begun` contains this range, because then an earlier call has unmapped
     /// this range. Otherwise fails, because the range was never mapped.
     fn nothing(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
         let within =

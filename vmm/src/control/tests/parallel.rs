@@ -90,7 +90,7 @@ fn calls_in_parallel_have_the_outcomes_of_some_order() {
     assert!(wrong.is_empty(), "no order explains {} of {ROUNDS} rounds; the first: {:?}", wrong.len(), wrong[0]);
 }
 
-/// Makes the call of `step`, or `vm.info` for `None`.
+/// Makes the call that does `step`, and returns its outcome. If `step` is `None`, returns the state of the VM as `vm.info` does.
 fn ask(handle: &ControlHandle, step: Option<Step>) -> Answered {
     match step {
         Some(step) => {

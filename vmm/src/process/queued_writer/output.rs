@@ -121,7 +121,10 @@ impl<O: Output> Pen<O> {
         if size.saturating_add(more as u64) <= self.most {
             return Ok(());
         }
-        Err(io::Error::other(format!("the file has {size} bytes, and the limit on its size is {} bytes", self.most)))
+        Err(io::Error::other(format!(
+            "the file has {size} bytes, and {more} more bytes would exceed its maximum of {} bytes: truncate the file",
+            self.most
+        )))
     }
 }
 

@@ -18,7 +18,8 @@ fn bucket(size: u64, refill_time: Duration) -> Option<BucketParams> {
     Some(BucketParams { size, one_time_burst: 0, refill_time })
 }
 
-/// Returns limits on requests and on bytes. The first request passes. The next request passes only after an hour.
+/// Returns two alternatives: a limit on requests, and a limit on bytes. Under each, the first request passes, and the next request passes
+/// only after an hour.
 fn stopped() -> [RateLimits; 2] {
     let hour = Duration::from_secs(3600);
     [RateLimits { ops: bucket(1, hour), bandwidth: None }, RateLimits { ops: None, bandwidth: bucket(512, hour) }]

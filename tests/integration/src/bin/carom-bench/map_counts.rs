@@ -116,7 +116,7 @@ mod tests {
         Outcome { console, ..Outcome::default() }
     }
 
-    /// Returns counts: 10 for the empty call, 1000 for each other call.
+    /// Returns counts: 10 for the first call, which maps nothing, and 1000 for each other call.
     fn counts() -> Counts {
         let of =
             |number: usize| WHATS.map(|what| ((number, what.into()), if number < FIRST_END + 2 { 10 } else { 1000 }));

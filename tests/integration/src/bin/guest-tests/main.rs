@@ -39,7 +39,7 @@ enum Action {
         /// Skip tests whose name contains this text.
         #[arg(long, value_name = "TEXT")]
         skip: Option<OsString>,
-        /// Use IOMMUFD for the devices of all tests, in a rig whose kernel supports IOMMUFD.
+        /// Use IOMMUFD for the devices of all tests. The rig then runs a kernel that supports IOMMUFD. No effect with --direct.
         #[arg(long)]
         iommufd: bool,
         /// Run on this host instead of the rig.
