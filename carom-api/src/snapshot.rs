@@ -174,7 +174,7 @@ impl RestoreConfig {
                 None => format!("the snapshot has no network device '{id}': leave it out"),
                 Some(net) if net.fds.is_empty() => {
                     format!(
-                        "network device '{id}' was saved without descriptors of another process, so it needs none: leave it out"
+                        "network device '{id}' used no descriptors of a client when it was saved: remove this device from net_fds"
                     )
                 }
                 // Descriptors can only be passed with an API request.
@@ -302,7 +302,7 @@ mod tests {
             refused(r#", "net_fds": [{"id": "c", "num_fds": 1}]"#, 1),
             "net_fds: the snapshot has no network device 'c': leave it out"
         );
-        let without = "net_fds: network device 'b' was saved without descriptors of another process, so it needs none: leave it out";
+        let without = "net_fds: network device 'b' used no descriptors of a client when it was saved: remove this device from net_fds";
         assert_eq!(refused(r#", "net_fds": [{"id": "b", "num_fds": 1}]"#, 1), without);
         let twice = r#", "net_fds": [{"id": "a", "num_fds": 2}, {"id": "a", "num_fds": 2}]"#;
         assert_eq!(refused(twice, 4), "net_fds: 'a' is given twice: leave one out");

@@ -252,8 +252,8 @@ pub(crate) fn patches_of(checkout: &Path, series: &str) -> Result<PathBuf> {
     Ok(patches)
 }
 
-/// Returns the configuration fragments: first the fragments of every kernel, then the fragments of a series other than 6.12, then the
-/// fragments that the options request.
+/// Returns the configuration fragments in this order: the base fragment `6.12`, the fragment of a newer series if the file exists, and the
+/// fragments that the options select. A kernel for arm64 gets only the fragment `arm64` and the files of `--config`.
 fn fragments(directory: &Path, kernel: &GuestKernel, series: &str) -> Result<Vec<PathBuf>> {
     let named = |name: &str| directory.join(format!("{name}.config"));
     let if_there = |name: &str| Some(named(name)).filter(|file| file.exists());

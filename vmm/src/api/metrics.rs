@@ -219,8 +219,8 @@ fn stalls(times: &Histogram) -> MetricFamily {
 /// samples, and each class would be another time series.
 const CLASSES: std::ops::RangeInclusive<u64> = 255..=(1 << 30);
 
-/// Returns a metric family with a histogram for each of `named`. The family is built from the crate's protocol types. The crate's
-/// own histogram type would count single samples, but the samples of `named` are already counted.
+/// Returns a metric family with a histogram for each of `named`. The family consists of types from `prometheus::proto`, because
+/// `prometheus::Histogram` counts single samples, and the samples of `named` are already counted.
 fn histogram(name: &str, help: &str, label: &str, named: &[(&str, &Histogram)]) -> MetricFamily {
     let metrics = named.iter().map(|(of, histogram)| {
         let mut pair = LabelPair::default();

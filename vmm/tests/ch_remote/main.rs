@@ -84,7 +84,7 @@ fn recorded_ch_remote_requests_get_the_expected_answers() {
 /// Fields, by path and type, with their values.
 type Fields = BTreeMap<String, BTreeSet<String>>;
 
-/// Adds each field in `value` to `paths`. Writes `*` for the names of devices and for the indices of lists.
+/// Adds the path of each field in `value` to `paths`. In a path, `*` replaces the names of devices and the indices of lists.
 fn fields(value: &Value, path: &str, paths: &mut Fields) {
     let mut add = |kind: &str| {
         paths.entry(format!("{path}: {kind}")).or_default().insert(value.to_string());

@@ -13,8 +13,8 @@ pub(crate) struct ConfigView {
     /// Values that the guest reads in emulated bits, and the emulated bits that it may write.
     space: ConfigSpace,
     emulated: Vec<u8>,
-    /// Values of the emulated bits in writes to the device. If the guest writes a byte that also has device bits, these values are written
-    /// to the byte's emulated bits in the device.
+    /// Values of the emulated bits in writes to the device. Carom writes whole bytes to the device. If a byte has both kinds of bits, the
+    /// device gets these values instead of the guest's emulated bits.
     host: Vec<u8>,
 }
 

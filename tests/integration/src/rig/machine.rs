@@ -298,7 +298,7 @@ impl Machine {
         }
     }
 
-    /// Shows the reason, the end of the console and QEMU's messages.
+    /// Prints `reason`, the last lines of the console, and QEMU's messages.
     fn show_end(&self, progress: &Progress, reason: &str) {
         progress.say(reason);
         progress.say("the end of its console:");

@@ -190,9 +190,9 @@ fn chunks_carry_their_own_descriptors_and_permissions() {
     assert_eq!(store.memory(again).unwrap().read_obj::<u64>(0).unwrap(), 0, "the next chunk has no previous user");
 }
 
-/// If devices may only write a chunk, no server gets its descriptor, so the next driver may get the chunk's memory. After a reset, the
-/// server cannot access the chunk, because the device is not a bus master. Later, the server cannot access the chunk, because it is not
-/// mapped.
+/// No server gets the descriptor of a chunk that devices may only write. So Carom may reuse the chunk's memory for the next driver. After a
+/// reset, the server cannot access the chunk, because the device is not a bus master. When the device is a bus master again, the chunk is
+/// not mapped any more.
 #[test]
 fn chunk_written_before_reset_reads_zero_for_next_driver() {
     let (server, socket) = Server::good();
