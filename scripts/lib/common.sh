@@ -131,6 +131,20 @@ need_rust() {
     rust_is_fine || die "cannot install Rust $(rust_version)"
 }
 
+# show_crates TEXT: copies cargo's output, and shows how many crates cargo has started to compile. Without a terminal, shows every
+# 20th crate.
+show_crates() {
+    local line count=0
+    while IFS= read -r line; do
+        printf '%s\n' "$line"
+        [[ $line == *' Compiling '* ]] || continue
+        ((count += 1))
+        if [[ -t 2 ]] || ((count % 20 == 0)); then
+            progress "$1: crate $count"
+        fi
+    done
+}
+
 # become PROGRAM ARGUMENT…: builds a program of the workspace if it is out of date, and runs it in place of this script.
 become() {
     local program=$1 target log status=0
@@ -141,7 +155,7 @@ become() {
     progress "building $program"
     log=$(mktemp)
     # Build it as part of the whole workspace. Cargo then always uses the same features, and builds each dependency only once.
-    (cd "$CAROM_ROOT" && cargo build --locked --workspace --bin "$program") >"$log" 2>&1 || status=$?
+    (cd "$CAROM_ROOT" && cargo build --locked --workspace --bin "$program") 2>&1 | show_crates "building $program" >"$log" || status=$?
     progress_end
     ((status == 0)) || tail -n 40 "$log" >&2
     rm -f "$log"

@@ -36,11 +36,17 @@ impl Tools<'_> {
         cargo
     }
 
-    /// Runs cargo with these arguments. If cargo fails, shows its output.
+    /// Runs cargo with these arguments, and shows how many crates it has started to compile. If cargo fails, shows its output.
     pub(crate) fn build(&self, what: &str, arguments: &[&str]) -> Result<()> {
         self.progress.show(&format!("building {what}"));
         let dir = tempfile::tempdir().context("cannot create a directory for a log")?;
-        self.run_quietly(self.cargo().args(arguments), &dir.path().join("log"))?;
+        let mut count = 0;
+        self.run_watched(self.cargo().args(arguments), &dir.path().join("log"), |line| {
+            if let Some(name) = compiled_crate(line) {
+                count += 1;
+                self.progress.show(&format!("building {what}: crate {count}, {name}"));
+            }
+        })?;
         self.progress.end();
         Ok(())
     }
@@ -70,6 +76,11 @@ impl Tools<'_> {
         let said = self.output(self.cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
         target_dir(&said).context("cargo metadata names no target directory")
     }
+}
+
+/// Returns the crate of cargo's message `Compiling NAME VERSION`.
+fn compiled_crate(line: &str) -> Option<&str> {
+    line.trim_start().strip_prefix("Compiling ")?.split(' ').next()
 }
 
 /// Finds tests in cargo's messages (the Cargo Book, External Tools, JSON messages).
@@ -122,6 +133,14 @@ mod tests {
             executable: "/a b/target/debug/deps/guest-1".into(),
         };
         assert_eq!(test_programs(&messages.join("\n")), [expected]);
+    }
+
+    #[test]
+    fn compiled_crates_are_counted_and_other_messages_are_not() {
+        assert_eq!(compiled_crate("   Compiling libc v0.2.1"), Some("libc"));
+        assert_eq!(compiled_crate("   Compiling carom v0.1.0 (/a b/vmm)"), Some("carom"));
+        assert_eq!(compiled_crate("    Finished `dev` profile in 2s"), None);
+        assert_eq!(compiled_crate("warning: Compiling is slow"), None);
     }
 
     #[test]
