@@ -88,15 +88,15 @@ impl VirtioDevice for VirtioBalloon {
         read_bytes(config.as_flattened(), offset, data);
     }
 
-    /// Stores the size that the driver reports, in pages. The size is the second field of the configuration, at offset 4. Writes of only a
-    /// part of the field are ignored.
+    /// Stores the size that the driver reports, in pages. The size is the second field of the configuration, at offset 4. Writes that do
+    /// not cover exactly this field are ignored.
     fn write_config(&self, offset: usize, data: &[u8]) {
         if let (4, Ok(actual)) = (offset, data.try_into()) {
             self.actual.store(u32::from_le_bytes(actual), Ordering::Relaxed);
         }
     }
 
-    /// Resets the device. The balloon of the next driver is empty.
+    /// Resets the device. The next driver starts with an empty balloon.
     fn reset(&self) {
         self.queues.reset();
         self.actual.store(0, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Driver whose rings, descriptors and buffers are input bytes, for fuzzing and for replaying fuzzer findings.
+//! Driver that fills its rings, descriptors and buffers with the fuzzer's bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::virtio::queue_table::TableTask;
 use crate::worker::Task;
 
 /// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the device serves the queues. The first
-/// byte selects the options of the driver and the page size.
+/// byte selects the driver's features and the host's page size.
 ///
 /// # Panics
-/// The device returned more memory to the host than the requests named, or a counter is wrong.
+/// The device returned more memory to the host than the driver's requests covered, or a counter is wrong.
 pub fn run(bytes: &[u8]) {
     let (first, bytes) = split_choice(bytes);
     let guest = ByteDriver::new(Layout::queues(0x4_0000, 0x2000));

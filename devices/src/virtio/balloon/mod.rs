@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-balloon: returns guest memory to the host (virtio 1.3, section 5.5). The device returns the pages in the balloon, and the pages
-//! that the driver reports as free.
+//! virtio-balloon: returns guest memory to the host (virtio 1.3, section 5.5). The device returns the pages that the driver adds to the
+//! balloon, and the pages that the driver reports as free.
 //!
 //! [`spec`] contains the specification's constants, and `device` is the interface to the transport. `traffic` is the task of the thread
 //! that serves the queues, and `state` is the saved state. [`Reclaim`] decides which pages can be returned.
@@ -38,11 +38,12 @@ pub struct BalloonParams {
     pub free_page_reporting: bool,
     /// Component that returns pages to the host.
     pub reclaim: Arc<Reclaim>,
-    /// Guest memory that the device can access. It must be all RAM, because the queues contain guest-physical addresses.
+    /// Guest memory that the device can access. The device must be able to access all of the guest's RAM, because the queues contain
+    /// guest-physical addresses.
     pub memory: DeviceMemory,
     /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Platform interface that connects the doorbells of queues. `None` if each notification exits to the VMM.
+    /// Platform interface that lets notifications wake the queues' threads without exits. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
     /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,

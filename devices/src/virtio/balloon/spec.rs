@@ -13,8 +13,8 @@ pub mod queue {
     pub const INFLATE: u16 = 0;
     /// Pages that the driver removes from the balloon.
     pub const DEFLATE: u16 = 1;
-    /// Possible indices of the queue for free pages. The specification assigns index 4. Some drivers, such as Linux's driver, skip the
-    /// indices of queues whose features the device does not offer. These drivers use index 2.
+    /// Possible indices of the queue for free pages. The specification assigns index 4. Some drivers, such as Linux's driver, number only
+    /// the queues whose features the device offers. These drivers use index 2.
     pub const REPORTING: std::ops::RangeInclusive<u16> = 2..=4;
 }
 
@@ -26,8 +26,8 @@ pub mod feature {
     pub const REPORTING: u64 = 1 << 5;
 }
 
-/// Size of the configuration in bytes. Its fields are target size and present size, in pages (section 5.5.4). The later fields belong to
-/// features that the device does not offer.
+/// Size of the configuration in bytes. Its fields are target size and present size, in pages (section 5.5.4). The specification has further
+/// fields, but only for features that the device does not offer.
 pub const CONFIG_BYTES: usize = 8;
 /// Size of a page in bytes, in the configuration and in the queues (section 5.5.6).
 pub const PAGE: u64 = 4096;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Kind and version of the saved state.
 pub(super) const STATE: (&str, u32) = ("balloon", 1);
 
-/// Configuration fields. The transport does not save them.
+/// Fields of the device configuration. The transport does not save these fields.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BalloonState {

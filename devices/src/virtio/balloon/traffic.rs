@@ -17,15 +17,17 @@ use crate::virtio::chain::{Buffer, OUTSIDE, broken, ring_error, walk};
 use crate::virtio::queue_table::{QueueService, QueueTable};
 use crate::worker::{Orders, Wait};
 
-/// Number of queues of a device, including the queues that no driver uses.
+/// Number of queues that the device offers. A driver needs only one of the queues with the indices [`queue::REPORTING`].
 pub(super) const QUEUES: usize = *queue::REPORTING.end() as usize + 1;
-/// Maximum number of requests of one queue that are served before the next queue is served. The driver is notified after these requests.
+/// Maximum number of requests that the thread serves from one queue before it serves the next queue. The thread notifies the driver after
+/// these requests.
 const BATCH: usize = 16;
-/// Maximum size of the page numbers in one request, in bytes. The limit bounds the time that a request takes.
+/// Maximum size, in bytes, of the list of page numbers in one request. The limit bounds the time to serve a request.
 pub(super) const MOST_NUMBERS: usize = 64 << 10;
-/// Maximum number of bytes that the device returns to the host for one report of free pages. A device may ignore the other reported pages.
+/// Maximum number of bytes that the device returns to the host for one report of free pages. The device ignores the other reported pages,
+/// which the specification allows.
 const MOST_REPORTED: usize = 1 << 30;
-/// Maximum number of page numbers that are processed together. Linux sends at most this many page numbers in one request.
+/// Maximum number of page numbers that the device reads and processes together. Linux sends at most this many page numbers in one request.
 const PIECE: usize = 256;
 
 /// Task of the thread that serves the queues.
@@ -40,7 +42,7 @@ impl Traffic {
         Self { reclaim, counts, numbers: Vec::with_capacity(PIECE) }
     }
 
-    /// Serves a request. Returns false if there is no request.
+    /// Serves the next request of queue `index`. Returns false if the queue has no request.
     fn step(&mut self, queues: &mut QueueTable, index: u16) -> Result<bool, DeviceError> {
         let (ring, broken) = (ring_error(index), broken(index));
         let Some((driver, queue)) = queues.get(index) else { return Ok(false) };
@@ -109,7 +111,8 @@ impl Pages<'_> {
         Ok(())
     }
 
-    /// Handles pages that enter or leave the balloon. The buffers contain page numbers. Numbers outside the guest's RAM are ignored.
+    /// Handles a request of the driver to add pages to the balloon, or to remove pages from the balloon. The buffers contain page numbers.
+    /// Numbers outside the guest's RAM are ignored.
     fn number(
         self,
         buffers: impl Iterator<Item = Result<Buffer, &'static str>>,
@@ -140,7 +143,7 @@ impl Pages<'_> {
                     self.numbers.push(u32::from_le(memory.read_obj(place).map_err(|_| OUTSIDE)?));
                 }
                 self.counts.inflated_bytes.fetch_add(self.numbers.len() as u64 * PAGE, Ordering::Relaxed);
-                // Sort the pages, so that contiguous pages are returned together, regardless of the driver's order.
+                // Sort the pages, so that contiguous pages are returned together even if the driver lists the pages in another order.
                 self.numbers.sort_unstable();
                 self.numbers.dedup();
                 for run in self.numbers.chunk_by(|page, next| page + 1 == *next) {

@@ -7,12 +7,12 @@ use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RIN
 use super::image::disk_image::Image;
 use super::spec::{CONFIG_BYTES, SECTOR, feature};
 
-/// Maximum number of sectors in one range of a discard request: 4 GiB.
+/// Maximum number of sectors in one range of a discard request. This number of sectors is 4 GiB.
 pub(super) const MAX_DISCARD_SECTORS: u32 = 1 << 23;
 /// Maximum number of ranges in a discard request.
 pub(super) const MAX_DISCARD_RANGES: u32 = 16;
-/// Maximum number of sectors of a write-zeroes request: 64 MiB. The device may have to write all these zeroes, and a pause waits for the
-/// writes. The limit therefore bounds the time of a pause.
+/// Maximum number of sectors in the range of a write-zeroes request. This number of sectors is 64 MiB. The device may have to write all
+/// these zeroes, and a pause waits for the writes. The limit therefore bounds the time of a pause.
 pub(super) const MAX_ZEROES_SECTORS: u32 = 1 << 17;
 /// Maximum number of ranges in a write-zeroes request.
 pub(super) const MAX_ZEROES_RANGES: u32 = 1;
@@ -37,12 +37,12 @@ pub(super) fn capacity(image: &Image) -> [u8; 8] {
     image.sectors().to_le_bytes()
 }
 
-/// Returns the configuration of a disk backed by `image`. [The capacity](capacity) is left at 0.
+/// Returns the configuration of a disk backed by `image`. The field of [the capacity](capacity) is 0.
 pub(super) fn bytes(image: &Image, queues: u16, queue_size: u16) -> [u8; CONFIG_BYTES] {
     let mut bytes = [0; CONFIG_BYTES];
     let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
     let sectors_of_discard = image.discard_block() / u32::try_from(SECTOR).unwrap_or(512);
-    // In addition to its data, a request needs a descriptor for its header and a descriptor for its status.
+    // `seg_max`: maximum number of data buffers in a request. The header and the status of the request each need one more descriptor.
     put(12, &u32::from(queue_size.saturating_sub(2)).to_le_bytes());
     put(20, &image.block().to_le_bytes());
     let blocks = image.physical_block() / image.block();

@@ -58,8 +58,8 @@ impl VirtioBlock {
         self.disk.counts.read()
     }
 
-    /// Changes the disk's size and notifies the driver. Before the change, the device completes the requests that are under way. New
-    /// requests wait until the change is done.
+    /// Changes the disk's size and notifies the driver. The device first completes the requests that are under way. New requests wait until
+    /// the size is changed.
     ///
     /// # Errors
     /// The reason why the size stays unchanged.

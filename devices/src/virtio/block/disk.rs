@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! State that all queues of a disk share, and the owner of a queue's I/O.
+//! State that all queues of a disk share, and the owner of one queue's I/O.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ pub(super) struct Disk {
     pub(super) affinity: BTreeMap<u16, HostCpus>,
 }
 
-/// Owner of a queue's kernel I/O to guest memory. The owner cancels the I/O when the guest memory is unmapped.
+/// Owner of the I/O that the host kernel does in guest memory for one queue. The owner cancels the I/O when the guest memory is unmapped.
 pub(super) struct Owner {
     queue: u16,
     interrupt: Arc<dyn Interrupt>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Driver whose rings, descriptors and buffers are input bytes, for fuzzing and for replaying fuzzer findings.
+//! Driver that fills its rings, descriptors and buffers with the fuzzer's bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -30,7 +30,7 @@ use crate::worker::Task;
 const IMAGE: u64 = 64 << 10;
 
 /// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the disk serves the requests. The first
-/// byte selects the options of the device and the driver.
+/// byte selects the I/O mode, the image's properties, the driver's features and the rate limit.
 pub fn run(bytes: &[u8]) {
     let (first, bytes) = split_choice(bytes);
     let is = |bit: u8| first & 1 << bit != 0;
@@ -39,7 +39,7 @@ pub fn run(bytes: &[u8]) {
     let content = file.try_clone().expect("a file descriptor is free");
     let mode = if is(1) { IoMode::Async } else { IoMode::Plain };
     let image = Image::made_up(file, IMAGE, if is(2) { 512 } else { 1 }, is(3));
-    // The rate limiter's bucket is small and refills soon, so requests wait only for a short time.
+    // The rate limiter's bucket is small and refills soon, so requests may wait, but only for a short time.
     let bucket = BucketParams { size: 4096, one_time_burst: 0, refill_time: Duration::from_millis(1) };
     let limits = RateLimits { bandwidth: Some(bucket), ops: None };
     let disk = Disk {
@@ -64,8 +64,9 @@ pub fn run(bytes: &[u8]) {
 
 /// Opens a qcow2 image made from `bytes`, and runs operations on the image. Carom must either reject the image or complete every operation.
 ///
-/// The first byte gives the number of bytes that encode operations. If the first byte is odd, the image is opened read-only. The operations
-/// follow the first byte. Each operation takes 4 bytes: position (2 bytes), kind and length. The remaining bytes are the image.
+/// The first byte of `bytes` is the number of bytes that encode operations. If the first byte is odd, the image is opened read-only. The
+/// encoded operations follow. Each operation takes 4 bytes: position (2 bytes), kind and length. The bytes after the operations are the
+/// image.
 pub fn image(bytes: &[u8]) {
     opens(bytes);
 }

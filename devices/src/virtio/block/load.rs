@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Benchmark of disk reads: measures the CPU time that this thread needs to serve requests.
+//! Benchmark of disk reads. The benchmark measures the CPU time that a thread needs to serve requests.
 
 use std::collections::BTreeMap;
 use std::env::temp_dir;
@@ -40,7 +40,7 @@ const BYTES: u32 = 4096;
 /// Maximum number of requests that are in the queue at the same time.
 const MOST: u16 = 64;
 
-/// A disk in the host's page cache, and a driver that reads from the disk.
+/// A disk whose image is in the host's page cache, and a driver that reads from the disk.
 pub struct ReadLoad {
     ram: Arc<Ram>,
     requests: Requests,
@@ -112,7 +112,8 @@ impl ReadLoad {
     /// # Panics
     /// A read fails.
     pub fn turn(&mut self, reads: u16) -> Duration {
-        // Sleep for longer than the task polls for requests. Otherwise its polling would count as work.
+        // Sleep, so that the requests arrive after the task has stopped polling. The task then learns that polling does not help, and its
+        // polling adds little CPU time to the result.
         sleep(Duration::from_micros(100));
         self.added = self.added.wrapping_add(reads);
         let write =

@@ -67,7 +67,7 @@ pub struct BlockParams {
     pub memory: DeviceMemory,
     /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Platform interface that connects the doorbells of queues. `None` if each notification exits to the VMM.
+    /// Platform interface that lets notifications wake the queues' threads without exits. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
     /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,

@@ -9,7 +9,7 @@ pub const PCI_CLASS: u32 = 0x01_8000;
 
 /// Feature bits (section 5.2.3).
 pub mod feature {
-    /// `seg_max` gives the maximum number of buffers in a request.
+    /// `seg_max` gives the maximum number of data buffers in a request.
     pub const SEG_MAX: u64 = 1 << 2;
     /// The disk is read-only.
     pub const RO: u64 = 1 << 5;
@@ -53,7 +53,7 @@ pub mod status {
     pub const UNSUPP: u8 = 2;
 }
 
-/// Size of a sector in bytes. Sectors are the unit of positions and lengths in requests, whatever the block size is.
+/// Size of a sector in bytes. Requests give positions and lengths in sectors, even if the block size is larger.
 pub const SECTOR: u64 = 512;
 /// Size of a request header in bytes. Its fields are type, reserved field and sector.
 pub const HEADER: usize = 16;

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 /// Kind and version of the saved state.
 pub(super) const STATE: (&str, u32) = ("block", 1);
 
-/// Configuration fields that the driver has read and relies on. The transport saves the registers and queues. No request is under way when
-/// a device is saved.
+/// Fields of the device configuration that the driver has read and relies on. The transport saves the registers and queues. When a device
+/// is saved, no request is under way.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BlockState {

@@ -49,8 +49,8 @@ impl VirtioConsole {
         self.ends.counts.read()
     }
 
-    /// Adds `bytes` to the guest's input, as far as there is room. Returns the number of accepted bytes. Without a driver, all bytes are
-    /// accepted and dropped.
+    /// Adds as many of `bytes` to the guest's input as there is room for. Returns the number of accepted bytes. If no driver is active, the
+    /// device accepts and drops all bytes.
     pub fn receive(&self, bytes: &[u8]) -> usize {
         let mut incoming = lock(&self.ends.incoming);
         if !incoming.driver {
@@ -121,7 +121,8 @@ impl VirtioDevice for VirtioConsole {
         DeviceState::new(STATE.0, STATE.1, &state)
     }
 
-    /// Restores the device. A restored device is always paused. Its driver is notified if the terminal now has another size.
+    /// Restores the device. A restored device is always paused. After the resume, the driver is notified if the terminal's size has changed
+    /// since the save.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let ConsoleState { input, announced, printed } = state.payload(STATE.0, STATE.1)?;
         if input.len() > MOST_INPUT {
@@ -132,7 +133,7 @@ impl VirtioDevice for VirtioConsole {
             return Err(StateError::rule(
                 "printed",
                 format!(
-                    "{printed} bytes of the request were printed before the save, but the maximum is {MOST_PRINTED}"
+                    "{printed} bytes of a print request were printed before the save, but a request has at most {MOST_PRINTED}"
                 ),
             ));
         }

@@ -24,12 +24,12 @@ pub struct Size {
     pub rows: u16,
 }
 
-/// Input and terminal size from the host.
+/// Input for the guest, and size of the host's terminal.
 #[derive(Default)]
 pub(super) struct Incoming {
     /// Input that the driver has not received yet, at most [`MOST_INPUT`] bytes.
     pub(super) input: VecDeque<u8>,
-    /// True if there is a driver. Input without a driver is dropped.
+    /// True if a driver is active. If no driver is active, the device drops input.
     pub(super) driver: bool,
     /// Size of the terminal.
     pub(super) size: Size,
@@ -38,7 +38,7 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// Returns the size if the driver must be notified of it.
+    /// Returns the size of the terminal if the driver must be notified of this size.
     pub(super) fn news(&self) -> Option<Size> {
         // Before the first notification, the driver uses a size of its own choice. The driver needs no notification while the real size is
         // unknown.
@@ -51,7 +51,7 @@ impl Incoming {
 pub(super) struct Ends {
     pub(super) incoming: Mutex<Incoming>,
     pub(super) output: Mutex<Box<dyn Write + Send>>,
-    /// Number of bytes of the next request that are already printed. The number is not 0 if a pause interrupted the request.
+    /// Number of bytes of the next print request that are already printed. The number is not 0 only if a pause interrupted the request.
     pub(super) printed: AtomicUsize,
     pub(super) counts: Counts,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Driver whose rings, descriptors and buffers are input bytes, for fuzzing and for replaying fuzzer findings.
+//! Driver that fills its rings, descriptors and buffers with the fuzzer's bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::io;
 
@@ -12,8 +12,9 @@ use crate::virtio::byte_driver::{ByteDriver, Layout, split_choice};
 use crate::virtio::queue_table::TableTask;
 use crate::worker::Task;
 
-/// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the device serves the queues. The first
-/// byte selects the options of the driver. Each piece is also typed as input, and changes the terminal's size.
+/// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the device serves the queues. The lowest
+/// bit of the first byte selects whether the queues use EVENT_IDX. Each piece is also passed to the guest as input, and sets the terminal's
+/// size.
 ///
 /// # Panics
 /// The device keeps more input than allowed, or gives input to the guest twice.

@@ -32,14 +32,14 @@ use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 pub struct ConsoleParams {
     /// Name of the device in logs, thread names and the API.
     pub id: String,
-    /// Destination of the guest's output, written in pieces of at most 256 bytes. A write must not block for long, because a pause of the
-    /// VM waits for the write.
+    /// Destination of the guest's output. The device writes pieces of at most 256 bytes. A write must not block for long, because a pause
+    /// of the VM waits for the write.
     pub output: Box<dyn Write + Send>,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,
     /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Platform interface that connects the doorbells of queues. `None` if each notification exits to the VMM.
+    /// Platform interface that lets notifications wake the queues' threads without exits. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
     /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,

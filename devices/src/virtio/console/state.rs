@@ -18,7 +18,7 @@ pub(super) struct ConsoleState {
     /// Terminal size of which the driver was last notified.
     #[serde(rename = "told")]
     pub(super) announced: Option<Size>,
-    /// Number of bytes of the next request that are already printed.
+    /// Number of bytes of the next print request that are already printed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) printed: usize,
 }

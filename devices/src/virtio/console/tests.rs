@@ -24,7 +24,7 @@ use crate::virtio::test_driver::*;
 use crate::virtio::test_support::{FakeMsi, SOON, set_bus_master};
 
 const RINGS: Rings = Rings { first: [0x1000, 0x2000, 0x3000], stride: 0x4000, size: 16 };
-/// Address of the buffers of each queue.
+/// Addresses of the input buffer and of the output buffer.
 const BUFFERS: [u64; 2] = [0x4000, 0x8000];
 /// Offset of the ISR status in the BAR.
 const ISR: u64 = 0x1000;
@@ -79,7 +79,7 @@ impl Harness {
         harness
     }
 
-    /// Creates a device with another output than `Paper`.
+    /// Creates a device that prints to `output`, not to a `Paper`.
     fn printing_to(translated: bool, output: Box<dyn Write + Send>) -> Self {
         let platform = TestPlatform::new(0x10_0000, translated);
         let params = ConsoleParams {
@@ -131,7 +131,7 @@ impl Harness {
         self.bytes(BUFFERS[0], self.last_len(queue::RX) as usize)
     }
 
-    /// Lets the guest print a request with two buffers. The output is slow. Pauses the device while the device prints the second buffer.
+    /// Lets the guest print a request with two buffers to a slow output. Pauses the device while the device prints the second buffer.
     /// Returns the whole text.
     fn pause_in_a_request(&mut self) -> Vec<u8> {
         const PLACES: [u64; 2] = [0x2_0000, 0x4_0000];
@@ -224,7 +224,7 @@ fn driver_is_notified_of_initial_and_changed_size() {
     harness.device.resize(Size { columns: 80, rows: 300 });
     wait_until(|| harness.isr() & CONFIG_CHANGED != 0);
     assert_eq!(harness.config(0), [80, 0, 44, 1]);
-    // Setting the same size again causes no notification.
+    // If the size does not change, the driver is not notified.
     harness.device.resize(Size { columns: 80, rows: 300 });
     harness.print(b"x");
     harness.printed();

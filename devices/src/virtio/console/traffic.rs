@@ -22,12 +22,13 @@ use crate::worker::{Orders, Wait};
 
 /// Number of queues of a device.
 pub(super) const QUEUES: usize = 2;
-/// Maximum number of requests of one queue that are served before the other queue is served. The driver is notified after these requests.
+/// Maximum number of requests that the thread serves from one queue before it serves the other queue. The thread notifies the driver after
+/// these requests.
 const BATCH: usize = 64;
 /// Maximum number of bytes that the driver may print with one request. The limit ensures that input does not wait too long.
 pub(super) const MOST_PRINTED: usize = 1 << 20;
-/// Number of bytes that are printed at a time. A pause waits for one piece. The output waits at most half a second until its reader makes
-/// room, so a piece must be small. A slow serial line (9600 bit/s) transmits 256 bytes in about 0.3 s.
+/// Maximum number of bytes in one write to the output. A pause waits for this write. The write waits at most half a second for the reader
+/// of the output, so a piece must be small. A slow serial line (9600 bit/s) transmits 256 bytes in about 0.3 s.
 const PIECE: usize = 256;
 
 /// Task of the thread that serves the queues.
@@ -80,7 +81,8 @@ impl Traffic {
         Ok(whole)
     }
 
-    /// Prints the buffers, except the part that was printed already. Returns false if an order to the thread arrived before the end.
+    /// Prints the buffers, except the bytes that were already printed before a pause. Returns false if an order to the thread arrived
+    /// before the end.
     ///
     /// # Errors
     /// A buffer is outside the memory that the device can access.
@@ -111,7 +113,7 @@ impl Traffic {
         Ok(true)
     }
 
-    /// Fills a buffer with input. Returns false if there is no input or no buffer.
+    /// Fills the next input buffer. Returns false if there is no input or no buffer.
     fn give_input(&self, queues: &mut QueueTable) -> Result<bool, DeviceError> {
         const INDEX: u16 = queue::RX;
         let Some((driver, queue)) = queues.get(INDEX) else { return Ok(false) };
@@ -178,7 +180,7 @@ fn readable_buffers(
 impl QueueService for Traffic {
     const PANIC_QUEUE: u16 = queue::TX;
 
-    /// Moves all waiting bytes in both directions.
+    /// Prints all output that the driver has added, and fills input buffers with all waiting input.
     fn serve(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<Wait, DeviceError> {
         self.announce_size(queues.driver());
         queues.ask(queue::TX)?;

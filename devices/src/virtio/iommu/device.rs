@@ -23,7 +23,7 @@ use crate::windows::WindowMemory;
 const DEVICE_TYPE: u16 = 23;
 /// PCI class: base system peripheral, other.
 const PCI_CLASS: u32 = 0x08_8000;
-/// `shmid` of the shared memory region for windows.
+/// `shmid` of the shared memory region that contains the windows.
 const WINDOW_SHMID: u8 = 0;
 
 /// Maximum sizes of the request queue and the event queue.
@@ -31,16 +31,16 @@ const QUEUE_SIZES: [u16; 2] = [256, 64];
 
 /// virtio-iommu device with its engine.
 ///
-/// The thread of the vCPU that notifies the device serves the requests. Linux's driver spins with interrupts off until the answer arrives,
-/// and the wake-up of another thread would only lengthen this wait. When requests arrive fast, a polling thread serves them without
+/// The thread of the vCPU that notifies the device serves the requests. Linux's driver spins with interrupts off until the answer arrives.
+/// The wake-up of another thread would only lengthen this wait. When requests arrive fast, a polling thread serves them without
 /// notifications ([`poller`](super::poller)). The thread that reports a fault also delivers the fault. If the event queue has no buffer,
 /// the fault is delivered when the driver adds a buffer.
 ///
-/// The size of a batch is bounded. Requests beyond the batch wait for their own notification, or for the polling thread. See
-/// [`ask_for_notifications`](crate::virtio::notification::ask_for_notifications).
+/// The number of requests that one notification serves is bounded. Further requests wait for their own notification, or for the polling
+/// thread. See [`ask_for_notifications`](crate::virtio::notification::ask_for_notifications).
 pub struct VirtioIommu {
     /// The poller is the first field, so that its thread has ended before the queues are dropped. Otherwise the thread could be the last
-    /// owner of the engine and drop the engine. The thread's sandbox forbids system calls that dropping the engine needs.
+    /// owner of the engine, and would drop the engine. The thread's sandbox forbids system calls that are needed to drop the engine.
     poller: Poller,
     queues: Arc<Queues>,
     windows: Option<Arc<WindowMemory>>,
@@ -53,7 +53,7 @@ impl VirtioIommu {
     /// thread may poll for requests.
     ///
     /// # Errors
-    /// The host cannot start a thread.
+    /// The host cannot start the polling thread.
     pub fn new(
         engine: Arc<Mutex<Engine>>,
         windows: Option<Arc<WindowMemory>>,
@@ -170,17 +170,17 @@ impl VirtioDevice for VirtioIommu {
 }
 
 impl VirtioIommu {
-    /// Returns the stalls. A stall is the time that a request waited because the polling thread had no CPU.
+    /// Returns the histogram of stalls. A stall is the time that a request waited because the polling thread had no CPU.
     pub(super) fn poll_stalls(&self) -> Histogram {
         self.queues.stalls()
     }
 
-    /// Returns the stalls, or `None` if another thread holds the lock on the stalls for more than some microseconds.
+    /// Returns the histogram of stalls. Returns `None` if another thread holds the lock on the histogram for more than a few microseconds.
     pub(super) fn poll_stalls_soon(&self) -> Option<Histogram> {
         self.queues.stalls_soon()
     }
 
-    /// Delivers pending faults to the driver, as long as the driver has added buffers for them.
+    /// Delivers pending faults to the driver, while the event queue has buffers for the faults.
     pub(super) fn hand_over_faults(&self) {
         self.queues.hand_over_faults();
     }

@@ -15,9 +15,9 @@ use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 /// Index of the event queue.
 pub(super) const EVENT_QUEUE: u16 = 1;
 
-/// Delivers pending faults to the driver, as long as the driver has added buffers for them. Returns true if the driver wants an interrupt.
+/// Delivers pending faults to the driver, while the event queue has buffers for the faults. Returns true if the driver wants an interrupt.
 ///
-/// A buffer that is too small for a report is returned empty. The fault goes into the next buffer.
+/// If a buffer is too small for the report of a fault, the device returns the buffer empty, and uses the next buffer.
 pub(super) fn deliver(queue: &mut Queue, memory: &Ram, engine: &mut Engine) -> Result<bool, DeviceError> {
     let memory = &NearMemory::new(memory);
     let (broken, ring_error) = (broken(EVENT_QUEUE), ring_error(EVENT_QUEUE));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Driver whose steps are encoded in input bytes, for fuzzing the whole device and for replaying fuzzer findings.
+//! Driver that takes its steps from the fuzzer's bytes, for fuzzing the whole device and for replaying fuzzer findings.
 
 use std::io;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ const ALL: u64 = feature::INPUT_RANGE
 
 /// Addresses of each queue's descriptor table, available ring and used ring.
 const RINGS: [[u64; 3]; 2] = [[0x1000, 0x2000, 0x3000], [0x4000, 0x5000, 0x6000]];
-/// Address of requests in well-formed chains.
+/// Addresses of the request and of the reply in well-formed chains.
 const REQUEST: u64 = 0x8000;
 const REPLY: u64 = 0x9000;
 /// Address of an indirect descriptor table.
@@ -123,13 +123,13 @@ impl Machine {
         self.function.write_bar(0, offset, data);
     }
 
-    /// Initializes the device up to `DRIVER_OK`.
+    /// Initialises the device up to `DRIVER_OK`.
     fn start(&mut self, features: u64) {
         self.function.write_config(COMMAND, &(COMMAND_BUS_MASTER | COMMAND_MEMORY).to_le_bytes());
         self.available = 0;
         self.memory.write_slice(&[0; 0x6000], GuestAddress(0x1000)).expect("the range is RAM");
         self.register(20, &[0]);
-        // The driver continues even if the device rejects the features.
+        // This driver continues even if the device rejects the features.
         set_up(&self.function, features, [0, 1].map(|queue| (queue, 16, RINGS[usize::from(queue)])));
     }
 
@@ -205,7 +205,7 @@ impl Machine {
 /// step's data.
 ///
 /// # Panics
-/// The device exceeds its window memory, or keeps a mapping or window memory after the last driver.
+/// The device uses more window memory than its budget allows, or keeps a mapping or window memory after the last driver.
 pub fn device(data: &[u8]) {
     let mut machine = Machine::new();
     machine.start(ALL);
@@ -215,7 +215,7 @@ pub fn device(data: &[u8]) {
         rest = behind;
         assert!(machine.handle.counters().window_bytes <= 3 * CHUNK);
     }
-    // The reset ends bypass. The start of a driver without windows then frees the parked chunks.
+    // The reset ends bypass mode. The start of a driver without windows then frees the parked chunks.
     machine.function.reset().expect("no operation of the platform fails");
     machine.start(feature::MAP_UNMAP);
     machine.register(20, &[0]);
@@ -226,8 +226,8 @@ pub fn device(data: &[u8]) {
 /// Restores a saved state from `data`. The device may accept or reject the state. In both cases, the device must work for the next driver.
 ///
 /// # Panics
-/// The device does not work for the next driver, or exceeds its window memory. Or a restored state changes when it is saved and restored
-/// again.
+/// The device does not work for the next driver, or uses more window memory than it has. Or a restored state changes when the state is
+/// saved and restored again.
 pub fn state(data: &[u8]) {
     let Ok(state) = serde_json::from_slice::<DeviceState>(data) else { return };
     let mut machine = Machine::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Interface of a virtio-iommu device for the VMM.
+//! Interface through which the VMM uses a virtio-iommu device.
 
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
@@ -19,25 +19,26 @@ use crate::sync::{lock, lock_soon};
 use crate::virtio::Interrupt;
 use crate::windows::WindowMemory;
 
-/// Settings and current usage of a virtio-iommu device. The engine's [`Report`] contains latencies, and counters per domain and endpoint.
+/// Settings and current usage of a virtio-iommu device. Latencies, and counters per domain and per endpoint, are in the engine's
+/// [`Report`].
 #[derive(Clone, Debug, Default)]
 pub struct IommuStatus {
     /// Counters of the engine, for all domains and endpoints together.
     pub counters: Counters,
     /// Maximum window memory of all domains together, in bytes.
     pub budget: u64,
-    /// Maximum size in bytes of DMA that the driver should bounce. The value is only advice. 0 leaves the choice to the driver.
+    /// Advised maximum size of bounced DMA, in bytes. If the value is 0, the driver chooses the maximum size.
     pub threshold: u32,
     /// Maximum number of bytes of guest RAM that may be mapped. `None` means no limit.
     pub max_mapped_bytes: Option<u64>,
     /// Size of a chunk in bytes.
     pub chunk_size: u64,
-    /// Bytes of window memory that the host has allocated, including the stash.
+    /// Number of bytes of window memory that the host has allocated, including chunks that are allocated ahead of requests.
     pub held_window_bytes: u64,
     /// Windows of all domains.
     pub windows: Vec<DomainWindow>,
-    /// Stalls. A stall is the time that a request waited because the polling thread had no CPU. The exact time is unknown, so each value is
-    /// the maximum time that a request may have waited.
+    /// Histogram of stalls. A stall is the time that a request waited because the polling thread had no CPU. The exact time is unknown, so
+    /// each value is the maximum time that a request may have waited.
     pub poll_stalls: Histogram,
 }
 
@@ -62,21 +63,22 @@ impl IommuHandle {
         Self { engine, device, windows, devices, interrupt, interruption }
     }
 
-    /// Puts an endpoint behind the IOMMU. From then on, the endpoint's DMA can access only memory that the guest maps.
+    /// Puts an endpoint behind the IOMMU. From then on, the endpoint's DMA can access only memory that the guest maps for the endpoint. In
+    /// bypass mode, the DMA can access all guest RAM.
     ///
     /// # Errors
-    /// The ID is in use, or the host cannot provide the translations that the device configuration promises.
+    /// The ID is in use, or the host does not support the page size, the IOVAs or the bypass that the device configuration offers.
     pub fn add_endpoint(&self, id: EndpointId, mapper: Box<dyn DmaMapper>) -> Result<(), ConfigError> {
         lock(&self.engine).add_endpoint(id, mapper)
     }
 
-    /// If `wanted` is true, long requests are interrupted from now on. If `wanted` is false, they are no longer interrupted. The VMM
-    /// interrupts requests while a thread waits for vCPUs or for the device. The device serves interrupted requests after its resume.
+    /// Turns the interruption of long requests on or off. The VMM turns the interruption on while a thread waits for vCPUs or for the
+    /// device. The device serves an interrupted request when the device is resumed.
     pub fn interrupt(&self, wanted: bool) {
         self.interruption.want(wanted);
     }
 
-    /// Allows or forbids the device's thread to [poll](super::IommuParams::poll).
+    /// Allows or forbids the polling thread to [poll](super::IommuParams::poll).
     pub fn allow_polling(&self, allowed: bool) {
         self.device.allow_polling(allowed);
     }
@@ -89,8 +91,8 @@ impl IommuHandle {
         lock(&self.engine).add_ram(region.start_addr().0, region.len())
     }
 
-    /// Unmaps a region of RAM for all endpoints. Call this function if the region could not be added, once the region is removed from the
-    /// guest. A driver may have mapped the region while the guest had it.
+    /// Unmaps a region of RAM for all endpoints. Call this function after an attempt to add the region has failed and the region was
+    /// removed from the guest. Before the removal, the driver may have mapped the region.
     ///
     /// Returns false if the host keeps part of the RAM mapped. The caller must then keep the pages.
     #[must_use]
@@ -98,7 +100,7 @@ impl IommuHandle {
         lock(&self.engine).take_ram(region.start_addr().0, region.len())
     }
 
-    /// Removes an endpoint, and removes all its mappings. Returns the endpoint's mapper.
+    /// Removes an endpoint and all mappings of the endpoint. Returns the endpoint's mapper.
     ///
     /// # Errors
     /// The endpoint does not exist.
@@ -136,7 +138,7 @@ impl IommuHandle {
         self.devices.as_ref()
     }
 
-    /// Restores the mappings of device memory that a restored state contains. Call this function once the device memory is visible to the
+    /// Restores those mappings of the restored state that map device memory. Call this function after the device memory is visible to the
     /// guest again.
     ///
     /// # Errors
@@ -163,7 +165,7 @@ impl IommuHandle {
         lock(&self.engine).window_aperture().map(RangeInclusive::into_inner)
     }
 
-    /// Returns the engine's counters and latencies, also per domain and endpoint.
+    /// Returns the engine's counters and latencies, and the counters per domain and per endpoint.
     pub fn engine_report(&self) -> Report {
         lock(&self.engine).report()
     }
@@ -179,15 +181,16 @@ impl IommuHandle {
         status_of(&lock(&self.engine), held_window_bytes, self.device.poll_stalls())
     }
 
-    /// Returns the status, for a thread that must not sleep. Returns `None` if another thread holds one of the locks for more than some
-    /// microseconds, for example during a slow mapping by the host.
+    /// Returns the status, for a thread that must not sleep. Returns `None` if another thread holds one of the locks for more than a few
+    /// microseconds, for example while the host maps memory.
     pub fn status_soon(&self) -> Option<IommuStatus> {
         let held_window_bytes = self.windows.as_ref().map_or(Some(0), |windows| windows.held_bytes_soon())?;
         let poll_stalls = self.device.poll_stalls_soon()?;
         Some(status_of(&*lock_soon(&self.engine)?, held_window_bytes, poll_stalls))
     }
 
-    /// Returns the number of bytes of window memory that the host has allocated, including the stash. Returns 0 without bounce windows.
+    /// Returns the number of bytes of window memory that the host has allocated, including chunks that are allocated ahead of requests.
+    /// Returns 0 without bounce windows.
     pub fn held_window_bytes(&self) -> u64 {
         self.windows.as_ref().map_or(0, |windows| windows.held_bytes())
     }
@@ -195,7 +198,7 @@ impl IommuHandle {
     /// Changes the maximum window memory of all domains together, in bytes. Notifies the driver if it uses bounce windows.
     ///
     /// # Errors
-    /// The device has no bounce windows, or the region is smaller than `bytes`.
+    /// The device has no bounce windows, or the memory region of the windows is smaller than `bytes`.
     pub fn set_budget(&self, bytes: u64) -> Result<(), ConfigError> {
         let mut engine = lock(&self.engine);
         let notify = engine.set_budget(bytes)?;
@@ -207,8 +210,8 @@ impl IommuHandle {
         Ok(())
     }
 
-    /// Changes the advised maximum size of bounced DMA in bytes. 0 leaves the choice to the driver. Notifies the driver if it uses bounce
-    /// windows.
+    /// Changes the advised maximum size of bounced DMA, in bytes. If `bytes` is 0, the driver chooses the maximum size. Notifies the driver
+    /// if it uses bounce windows.
     ///
     /// # Errors
     /// The device has no bounce windows.
@@ -218,8 +221,8 @@ impl IommuHandle {
         Ok(())
     }
 
-    /// Changes the maximum number of bytes of guest RAM that may be mapped. `None` removes the limit. The driver is not notified. Its MAP
-    /// requests fail when they exceed the limit.
+    /// Changes the maximum number of bytes of guest RAM that may be mapped. `None` removes the limit. The driver is not notified. A MAP
+    /// request that exceeds the limit fails.
     ///
     /// # Errors
     /// The limit is 0.
@@ -232,7 +235,7 @@ impl FaultReporter for IommuHandle {
     fn report_stopped(&self, Stopped { endpoint, iova, access }: Stopped) {
         // If the access still fails, `translate` reports the fault with its exact reason.
         if self.translate(endpoint, iova, access).is_ok() {
-            // The guest has mapped the IOVA since the failed access.
+            // The guest has mapped the IOVA since the failed access. Report the failed access as a missing mapping.
             self.report_fault(Fault { reason: FaultReason::Mapping, endpoint, address: Some(iova), access });
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-iommu on PCI: the queues and the configuration. The engine of `iommu_bounce` serves the requests.
+//! virtio-iommu on PCI. This module contains the queues and the device configuration. The engine of `iommu_bounce` serves the requests.
 
 mod device;
 mod events;
@@ -35,7 +35,7 @@ use crate::ram::Ram;
 use crate::sync::lock;
 use crate::windows::{WindowError, WindowMemory, WindowMemoryConfig};
 
-/// Memory region of bounce windows. [`EngineConfig::window`] contains the budget.
+/// Memory region that contains the bounce windows. [`EngineConfig::window`] sets the budget.
 pub struct WindowRegion {
     /// Size of the shared memory region in bytes, a multiple of `chunk_size`. The budget cannot exceed this size.
     pub size: u64,
@@ -52,7 +52,7 @@ pub struct WindowRegion {
 pub struct RingFeatures {
     /// `INDIRECT_DESC`: a request may use an indirect descriptor table.
     pub indirect_desc: bool,
-    /// `EVENT_IDX`: driver and device name the next element that needs a notification.
+    /// `EVENT_IDX`: the driver and the device each state at which ring index they want the next notification.
     pub event_idx: bool,
 }
 
@@ -60,22 +60,22 @@ pub struct RingFeatures {
 pub struct IommuParams {
     /// Name of the device in logs and the API.
     pub id: String,
-    /// Guest RAM. The RAM contains the queues, and the guest can map the RAM for its devices.
+    /// Guest RAM. The RAM contains the queues, and the driver can map the RAM for DMA of the endpoints.
     pub memory: Arc<Ram>,
     /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
     /// Configuration of the engine. Set `engine.window` if and only if `windows` is set.
     pub engine: EngineConfig,
-    /// Memory region of bounce windows.
+    /// Memory region that contains the bounce windows. `None` if the device has no bounce windows.
     pub windows: Option<WindowRegion>,
     /// Optional features of the queues.
     pub rings: RingFeatures,
     /// True if a thread polls for requests when they arrive fast. The thread needs a host CPU in addition to the host CPUs that run vCPUs.
-    /// It stops polling when a request takes less than 1/32 of the time between two requests.
+    /// The thread stops polling when a request takes less than 1/32 of the time between two requests.
     pub poll: bool,
     /// Memory slots with guest-visible device memory, if other devices may access this memory.
     pub devices: Option<Arc<GuestVisibleMemory>>,
-    /// True if the host can map the registers of one device for DMA of another device. The device then offers `MMIO`.
+    /// True if the host can map the registers of one device for DMA of another device. The virtio-iommu then offers the `MMIO` feature.
     pub mmio: bool,
     /// Observer that is notified when the guest's driver activates or resets the device.
     pub observer: Option<Arc<dyn DeviceObserver>>,
@@ -117,14 +117,15 @@ pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHan
     let engine = Arc::new(Mutex::new(Engine::new(config, Arc::new(ram), store)?));
     if let Some(devices) = &devices {
         let engine = Arc::downgrade(&engine);
-        // If the engine no longer exists, no mappers exist, so nothing is mapped.
+        // If the engine no longer exists, no endpoint has a mapper, so nothing is mapped.
         let revoke = move |gpa, len| engine.upgrade().is_none_or(|engine| lock(&engine).revoke_device_memory(gpa, len));
         devices.set_revoke(Box::new(revoke));
     }
     let device = VirtioIommu::new(engine.clone(), windows.clone(), rings, poll).map_err(IommuError::Thread)?;
     let device = Arc::new(device);
     let memory = DeviceMemory::all_ram(memory);
-    // No doorbells: the exit of the notifying vCPU serves requests, because the guest's driver spins until the answer arrives.
+    // Do not use doorbells. The vCPU thread that exits for a notification serves the requests, because the guest's driver spins until the
+    // answer arrives.
     let params = VirtioPciParams { id, device: device.clone(), memory, msi, doorbells: None, observer };
     let function = Arc::new(VirtioPciDevice::new(params)?);
     let handle = IommuHandle::new(engine, device, (windows, devices), function.interrupt());

@@ -10,12 +10,12 @@ const SAMPLE: u32 = 16;
 /// Maximum time to poll for the next request, as a multiple of the duration of one request. So the thread polls only while requests keep a
 /// CPU busy for at least 1/32 of the time.
 const POLL_FACTOR: u32 = 32;
-/// Bounds of the time to poll for the next request. `LEAST` is the shortest time that the thread's checks of the clock can measure. `MOST`
-/// limits the time that the thread polls without finding a request.
+/// Bounds of the time to poll for the next request. `LEAST` is long enough to be measured, although the thread reads the clock rarely.
+/// `MOST` limits the time that the thread polls without finding a request.
 const LEAST: Duration = Duration::from_micros(50);
 const MOST: Duration = Duration::from_millis(5);
 
-/// Measurement of one notification in [`SAMPLE`] notifications.
+/// Measurement of every [`SAMPLE`]th notification.
 #[derive(Default)]
 pub(super) struct Pace {
     count: u32,
@@ -24,7 +24,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Returns a measurement for polled requests. The measurement starts with `poll_time`, the polling time that was measured before.
+    /// Returns a measurement for polled requests. `poll_time` is the polling time that was measured before polling began.
     pub(super) fn polled(poll_time: Duration) -> Self {
         Self { count: 0, since: Some(Instant::now()), poll_time }
     }
@@ -57,7 +57,7 @@ impl Pace {
         self.poll_time
     }
 
-    /// Starts a new measurement, because the times so far no longer apply.
+    /// Starts a new measurement, because the times that were measured before no longer apply.
     pub(super) fn restart(&mut self) {
         (self.count, self.since) = (0, None);
     }

@@ -6,9 +6,10 @@
 //! itself. So when requests arrive fast, this thread takes over the request queue. The thread suppresses notifications (virtio 1.3, section
 //! 2.7.7), watches the available ring, and serves requests while the driver spins for the answer *in* the guest.
 //!
-//! The thread keeps measuring. It stops polling and asks for notifications again in each of these cases:
+//! While the thread polls, it continues to measure requests. The thread stops polling and asks for notifications again in each of these
+//! cases:
 //! * Polling is forbidden.
-//! * No request arrived for 32 times the duration of one request (within fixed bounds).
+//! * No request arrived for 32 times the duration of one request (at least 50 µs, at most 5 ms).
 //! * The thread serves requests for less than 1/32 of its time.
 //!
 //! The holder of the lock on the queues owns the request queue. The thread watches the ring without the lock. If a notification is in
@@ -32,7 +33,7 @@ pub const POLL_ROLE: ThreadRole = ThreadRole { name: "iommu_poll", calls: &[call
 /// Number of checks of the ring between two reads of the clock. The number is high, because reads of the clock are expensive on some hosts.
 const LOOKS_PER_TIME: u32 = 1024;
 
-/// Handle of the thread.
+/// Handle of the polling thread.
 pub(super) struct Poller {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -159,7 +160,7 @@ impl Shared {
     }
 }
 
-/// Records how long the served requests may have waited, if the thread had no CPU.
+/// If the thread had no CPU, records how long the served requests may have waited.
 fn note(queues: &Queues, stalls: &mut Stalls, served: Served) {
     match served.between {
         Some(between) if !served.late => {
@@ -180,7 +181,7 @@ struct Idle {
 }
 
 impl Idle {
-    /// True if no request arrived for `poll_time`. Call this function after the checks of the ring found no request.
+    /// Returns true if no request arrived for `poll_time`. Call this function when the checks of the ring have found no request.
     fn is_over(&mut self, poll_time: Duration, stalls: &mut Stalls) -> bool {
         if std::mem::take(&mut self.served) {
             self.since = None;

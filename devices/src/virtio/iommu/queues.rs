@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Queues of a running driver, with the engine. vCPUs and the polling thread share the queues and the engine.
+//! Queues of the active driver, and the engine. vCPU threads and the polling thread share the queues and the engine.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -44,19 +44,19 @@ pub(super) struct Served {
     pub(super) late: bool,
 }
 
-/// The engine, and the queues of the driver if a driver is active. The holder of the lock owns the queues.
+/// The engine, and the queues of the driver if a driver is active. The thread that holds the lock on `active` owns the queues.
 pub(super) struct Queues {
     engine: Arc<Mutex<Engine>>,
     active: Mutex<Option<Active>>,
-    /// Source of [`Active::number`].
+    /// Next value of [`Active::number`].
     drivers: AtomicU64,
-    /// True if no thread may access the rings. Changed only while `active` is locked.
+    /// True if no thread may access the rings. The value changes only while `active` is locked.
     paused: AtomicBool,
-    /// Stalls. A stall is the time that a request waited because the polling thread had no CPU.
+    /// Histogram of stalls. A stall is the time that a request waited because the polling thread had no CPU.
     stalls: Mutex<Histogram>,
 }
 
-/// View of the available ring, for the polling thread. The view shows new requests without a lock.
+/// View of the available ring, for the polling thread. The thread needs no lock to look for new requests.
 pub(super) struct Watch {
     number: u64,
     memory: Arc<Ram>,
@@ -77,7 +77,7 @@ impl Watch {
         index.is_ok_and(|index| u16::from_le(index) != self.next)
     }
 
-    /// Returns the time to continue polling when no request arrives. This time was measured before polling began.
+    /// Returns the maximum time to poll for the next request, as measured before polling began.
     pub(super) fn poll_time(&self) -> Duration {
         self.poll_time
     }
@@ -110,12 +110,12 @@ impl Queues {
         lock(&self.stalls).record(time);
     }
 
-    /// Returns the stalls.
+    /// Returns the histogram of stalls.
     pub(super) fn stalls(&self) -> Histogram {
         *lock(&self.stalls)
     }
 
-    /// Returns the stalls, or `None` if another thread holds the lock on the stalls for more than some microseconds.
+    /// Returns the histogram of stalls. Returns `None` if another thread holds the lock on the histogram for more than a few microseconds.
     pub(super) fn stalls_soon(&self) -> Option<Histogram> {
         lock_soon(&self.stalls).map(|stalls| *stalls)
     }
@@ -193,8 +193,8 @@ impl Queues {
     }
 
     /// Allows threads to serve the queues again, and delivers the faults that were reported during the pause. Returns true if requests are
-    /// pending and the driver will send no further notification for them. Such requests were interrupted, or the driver added them during
-    /// the pause.
+    /// pending and the driver will send no further notification for them. These requests were interrupted, or the driver added the requests
+    /// during the pause.
     pub(super) fn resume(&self) -> bool {
         let mut active = lock(&self.active);
         self.paused.store(false, Ordering::Relaxed);
@@ -206,7 +206,7 @@ impl Queues {
         requests.is_some_and(|(requests, memory)| requests.has_requests(memory).unwrap_or(true))
     }
 
-    /// Drops the queues. When this function returns, no thread accesses them any more.
+    /// Drops the queues. When this function returns, no thread accesses the queues any more.
     pub(super) fn close(&self) {
         *lock(&self.active) = None;
     }
@@ -224,7 +224,7 @@ impl Queues {
         served.map(|()| pays == Some(true))
     }
 
-    /// Delivers pending faults to the driver, as long as the driver has added buffers for them.
+    /// Delivers pending faults to the driver, while the event queue has buffers for the faults.
     pub(super) fn hand_over_faults(&self) {
         let mut active = lock(&self.active);
         if let Some(active) = active.as_mut().filter(|_| !self.is_paused()) {
@@ -232,7 +232,7 @@ impl Queues {
         }
     }
 
-    /// True if the device is paused. Call this function while `active` is locked.
+    /// Returns true if the device is paused. Call this function while `active` is locked.
     fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Relaxed)
     }
@@ -265,7 +265,7 @@ impl Queues {
         let Some(requests) = active.requests.as_mut() else { return Ok(true) };
         watch.next = requests.served_index();
         if requests.is_interrupted() {
-            // The device is about to be paused or reset. `resume` finds the requests that are left in the queue.
+            // The VMM is about to pause or reset the device. `resume` finds the requests that are still in the queue.
             requests.resume_notifications(&active.memory)?;
             active.polled = false;
             return Ok(false);
@@ -295,8 +295,8 @@ fn lock_or_wait<T>(mutex: &Mutex<T>) -> (MutexGuard<'_, T>, bool) {
 }
 
 impl Active {
-    /// Serves a queue after a notification, or after polling has found requests. Then delivers the pending faults, if there are any. Also
-    /// delivers faults if `queue` is the event queue.
+    /// Serves a queue after a notification, or after polling has found requests. If there are pending faults, or if `queue` is the event
+    /// queue, then delivers the faults.
     fn serve(&mut self, queue: u16, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
         let (mut engine, late) = lock_or_wait(engine);
         if let (REQUEST_QUEUE, Some(requests)) = (queue, &mut self.requests) {
@@ -316,7 +316,8 @@ impl Active {
         if requests.resume_notifications(&self.memory)? { self.serve(REQUEST_QUEUE, engine) } else { Ok(()) }
     }
 
-    /// Delivers faults. Only logs an error, because the next notification fails for the same reason and reports the error to the driver.
+    /// Delivers pending faults. If the delivery fails, this function only logs the error. The next notification fails for the same reason,
+    /// and reports the error to the driver.
     fn deliver_waiting(&mut self, engine: &mut Engine) {
         if let Err(error) = self.deliver(engine) {
             debug!("{error}");

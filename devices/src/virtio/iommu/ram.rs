@@ -18,7 +18,8 @@ pub struct RamView {
 }
 
 impl RamView {
-    /// Returns a view of `memory` and of the slots in `devices`. If `mmio` is true, the virtio-iommu offers the `MMIO` feature.
+    /// Returns a view of `memory` and of the slots in `devices`. If `mmio` is true and `devices` is set, the virtio-iommu offers the `MMIO`
+    /// feature.
     pub fn new(memory: Arc<Ram>, devices: Option<Arc<GuestVisibleMemory>>, mmio: bool) -> Self {
         Self { ram: memory, devices, mmio }
     }

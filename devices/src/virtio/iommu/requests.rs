@@ -19,8 +19,8 @@ use crate::virtio::{DeviceError, QueueState};
 /// Index of the request queue.
 pub(super) const REQUEST_QUEUE: u16 = 0;
 
-/// Size of the buffer for the readable part of a request. It exceeds the longest request (PROBE, 72 bytes). Bytes beyond the buffer do not
-/// matter, because the engine ignores bytes after a request.
+/// Size of the buffer for the readable part of a request. The longest request is PROBE with 72 bytes. If the readable part is longer than
+/// the buffer, the device ignores the remaining bytes, as the engine ignores all bytes after a request.
 const MAX_REQUEST: usize = 128;
 
 /// Offset of the index in the available ring.
@@ -30,7 +30,7 @@ const AVAILABLE_INDEX: u64 = 2;
 struct UnmapReply {
     /// Head index of the request's chain.
     head: u16,
-    /// Address of the tail.
+    /// Address of the tail of the reply.
     tail: GuestAddress,
     /// Entry of the request in the record of last requests.
     kept: Pending,
@@ -39,7 +39,7 @@ struct UnmapReply {
 /// Request queue, with the UNMAPs that the device has taken from the queue and will serve together.
 pub(super) struct RequestQueue {
     queue: Queue,
-    /// True if the driver is asked to send no notifications.
+    /// True if the device has asked the driver to send no notifications.
     suppressed: bool,
     /// True if the next request was interrupted. The request must be served when the device is resumed.
     interrupted: bool,
@@ -63,9 +63,9 @@ impl RequestQueue {
     /// Serves the requests in the queue. Returns true if the driver wants an interrupt.
     ///
     /// The queue size limits the number of requests that one call serves. The call serves at least the requests that were present at the
-    /// notification. A vCPU that keeps adding requests cannot keep another vCPU in this function. For later requests, the driver sends
-    /// another notification, or the polling thread finds the requests. The polling thread asks for notifications again only when the queue
-    /// is empty.
+    /// notification. So a vCPU that adds requests all the time cannot keep another vCPU in this function. For later requests, the driver
+    /// sends another notification, or the polling thread finds the requests. The polling thread asks for notifications again only when the
+    /// queue is empty.
     pub(super) fn serve(&mut self, memory: &Ram, engine: &mut Engine) -> Result<bool, DeviceError> {
         let memory = &NearMemory::new(memory);
         if !self.suppressed {
@@ -122,8 +122,9 @@ impl RequestQueue {
         self.queue.next_avail()
     }
 
-    /// Takes and serves requests from the queue. Returns their number. UNMAPs are first collected. This function serves the collected
-    /// UNMAPs before the next request of another kind. The caller serves the UNMAPs that are left at the end.
+    /// Takes requests from the queue and serves the requests. Returns the number of requests. This function first collects UNMAPs, and
+    /// serves the collected UNMAPs before the next request of another kind. The caller must serve the UNMAPs that are still collected at
+    /// the end.
     fn take<'m>(&mut self, memory: &'m NearMemory<'m>, engine: &mut Engine) -> Result<u16, DeviceError> {
         let broken = broken(REQUEST_QUEUE);
         let ring_error = ring_error(REQUEST_QUEUE);

@@ -3,27 +3,28 @@
 //! Measures how long requests waited because the polling thread had no CPU.
 //!
 //! A driver sends no notification while the thread polls, so the arrival time of a request is unknown. But the thread knows when it last
-//! ran: when it finished the previous requests, or when it last read the clock. It reads the clock after a fixed number of checks of the
-//! ring. The time between two reads is short, unless the host, or a hypervisor below the host, ran something else on the CPU. If the thread
-//! finds requests after a long time without a CPU, the requests waited at most for this time.
+//! ran: when it finished the previous requests, or when it last read the clock. The thread reads the clock after a fixed number of checks
+//! of the ring. The time between two reads of the clock is short, unless the host, or a hypervisor below the host, ran something else on
+//! the CPU. If the thread finds requests after a long time without a CPU, the requests waited at most for this time.
 //!
 //! The engine reads the clock around each request anyway, so this measurement costs only a few comparisons for each batch.
 
 use std::time::{Duration, Instant};
 
-/// Minimum stall. A thread that has a CPU never needs this long between two reads, if the host's clock and `pause` instruction are fast.
+/// Minimum duration of a stall. A thread that has a CPU never needs this long between two reads of the clock, if the host's clock and
+/// `pause` instruction are fast.
 const LEAST: Duration = Duration::from_micros(200);
 
-/// Measures stalls while the thread polls, from the takeover on. The module documentation describes the method.
+/// Measurement of stalls while the thread polls. The module documentation describes the method.
 pub(super) struct Stalls {
-    /// Last time when the thread certainly ran.
+    /// Last time at which the thread is known to have run.
     at_work: Instant,
-    /// Shortest time between two reads of the clock without requests. This time is long on an emulated host.
+    /// Shortest time between two reads of the clock while no request arrived. On an emulated host, this time is long.
     chunk: Option<Duration>,
 }
 
 impl Stalls {
-    /// Starts the measurement at the takeover.
+    /// Starts the measurement when the thread takes over the request queue.
     pub(super) fn new(now: Instant) -> Self {
         Self { at_work: now, chunk: None }
     }

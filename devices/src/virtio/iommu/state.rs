@@ -17,10 +17,10 @@ pub(super) fn save(engine: &Engine) -> Result<DeviceState, StateError> {
     DeviceState::new(STATE.0, STATE.1, &engine.state())
 }
 
-/// Restores `state` in an engine that is new or was just reset, and in the memory of its windows.
+/// Restores `state` to `engine` and to the memory of its windows. The engine must be new or just reset.
 ///
 /// # Errors
-/// Part of the state is rejected. The engine and the windows are then in the reset state.
+/// The engine rejects a part of the state. The engine and the windows are then in the reset state.
 pub(super) fn restore(
     engine: &mut Engine,
     windows: Option<&WindowMemory>,
@@ -29,7 +29,7 @@ pub(super) fn restore(
     let state: EngineState = state.payload(STATE.0, STATE.1)?;
     let budget = state.window.map_or(0, |window| window.budget);
     if let Some(windows) = windows {
-        // The saved state may have more chunks than its budget allows, if the budget was lowered. Allow them during the restore.
+        // The saved state may have more chunks than its budget allows, if the budget was lowered. Allow these chunks during the restore.
         let needed = state.window_bytes(engine.chunk_size()).min(windows.region_size());
         windows.set_budget(budget.max(needed));
     }

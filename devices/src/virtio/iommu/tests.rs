@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the whole device: a driver in guest memory, the PCI function, the engine, window memory, and a mapper that records its calls.
+//! Tests of the whole device. The tests act as the driver, and use the PCI function, the engine, the window memory, and a mapper that
+//! records its calls.
 
 mod devices;
 mod faults;
@@ -220,8 +221,8 @@ impl Guest {
         )
     }
 
-    /// Sends a request whose readable and writable parts are split into buffers of these sizes. Returns the used length and the writable
-    /// part.
+    /// Sends a request. `pieces` and `replies` are the sizes of the buffers of the readable part and of the writable part. Returns the used
+    /// length and the writable part.
     fn send_split(&mut self, request: &[u8], pieces: &[u32], replies: &[u32]) -> (u32, Vec<u8>) {
         self.memory.write_slice(request, GuestAddress(BUFFERS)).unwrap();
         let len: u32 = replies.iter().sum();
@@ -301,7 +302,7 @@ fn withdrawn_ram_is_unmapped_and_cannot_be_mapped_again() {
     assert_eq!(guest.simple(&map(1, 0, 0xfff, LATER, 3)), Status::Inval as u8, "the address is no longer RAM");
 }
 
-/// Mapper that asks the device for its status while the engine maps.
+/// Mapper that calls `status_soon` during each map call.
 struct Asking {
     device: Weak<IommuHandle>,
     refused: Arc<AtomicUsize>,
@@ -339,7 +340,8 @@ fn status_soon_fails_only_during_a_mapping() {
         assert_eq!(guest.simple(&attach(ENDPOINT + 8, 1)), OK);
         assert_eq!(guest.simple(&map(1, 0x1000, 0x2fff, 0x8000, 1)), OK);
         assert_eq!(refused.load(Ordering::Relaxed), 1);
-        // The thread that prepares window memory sometimes holds the lock. This thread also increases the allocated bytes.
+        // The thread that allocates window memory ahead of requests sometimes holds the lock, so retry. The thread also changes the number
+        // of allocated bytes, so do not compare this number.
         let soon = (0..1_000_000).find_map(|_| {
             thread::yield_now();
             guest.handle.status_soon()
@@ -538,7 +540,7 @@ fn driver_writes_bypass_and_nothing_else() {
     assert_eq!(guest.config_u64(32) >> 32, 1);
     let ram: Vec<_> = guest.mapper.mappings().iter().map(|(iova, mapping)| (*iova, mapping.len)).collect();
     assert_eq!(ram, (0..RAM as u64).step_by(1 << 20).map(|iova| (iova, PIECE)).collect::<Vec<_>>());
-    // The driver may also write `bypass` as part of a wider access.
+    // The driver may also write `bypass` with an access that covers other fields.
     guest.write(DEVICE_CONFIG + 32, &[0; 8]);
     assert_eq!(guest.config_u64(32) >> 32, 0);
     assert!(guest.mapper.is_empty());

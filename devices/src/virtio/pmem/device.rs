@@ -21,7 +21,7 @@ use crate::virtio::device::read_bytes;
 use crate::virtio::queue_table::TableWorker;
 use crate::virtio::{DeviceProperties, DeviceQueues, SharedRegion, TransportError, VirtioDevice};
 
-/// Role of the thread that serves the queue. It flushes the file.
+/// Role of the thread that serves the queue and flushes the file.
 pub const ROLE: ThreadRole = ThreadRole { name: "pmem", calls: &[calls::AT_PLACES] };
 
 /// Maximum size of the queue.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Driver whose rings, descriptors and buffers are input bytes, for fuzzing and for replaying fuzzer findings.
+//! Driver that fills its rings, descriptors and buffers with the fuzzer's bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::worker::Task;
 /// byte selects whether the queue uses EVENT_IDX, and whether the device has a file. Flushes of that file fail.
 ///
 /// # Panics
-/// The device has counted more flushes than there can be requests.
+/// The device has counted more flushes than the driver can have made requests.
 pub fn run(bytes: &[u8]) {
     let choice = bytes.first().copied().unwrap_or(0);
     // A character device cannot be flushed.

@@ -20,7 +20,7 @@ use crate::sync::lock;
 /// Mapping of a file. Rust code never creates references to its bytes, because the guest and the host may change them at any time.
 struct Mapping {
     range: HostRange,
-    /// Registration of the range under the name that messages use. `drop` ends the registration before it unmaps the range.
+    /// Registration of the range with the name that messages use. `drop` removes the registration before `drop` unmaps the range.
     name: Option<Registration>,
 }
 
@@ -66,7 +66,7 @@ struct MappedSlot {
     slot: u32,
 }
 
-/// Memory of the device.
+/// Memory of the device: the mapped file, and its memory slot.
 pub(super) struct Memory {
     slots: Arc<dyn MemorySlots>,
     mapped: Mutex<Option<MappedSlot>>,
@@ -78,7 +78,7 @@ impl Memory {
     /// Maps the first `len` bytes of `file`. `name` is the mapping's name in messages.
     ///
     /// # Errors
-    /// The error of the kernel.
+    /// The kernel cannot map the file.
     pub(super) fn map(
         file: &Arc<File>,
         name: String,
@@ -102,7 +102,7 @@ impl Memory {
         lock(&self.mapped).map(|mapped| mapped.gpa)
     }
 
-    /// Registers the memory at `gpa`, and removes its previous registration.
+    /// Registers the memory at `gpa`. If the memory is registered at another address, this function first removes that registration.
     ///
     /// # Errors
     /// The platform rejects the change. Then the memory is not registered, or is still registered at its previous address.

@@ -2,9 +2,9 @@
 
 //! virtio-pmem: a host file as persistent memory of the guest (virtio 1.3, section 5.19).
 //!
-//! The guest reads and writes the mapped file directly, without exits. The queue only carries flush requests, which make all written data
-//! durable on the host's disk. The memory is a shared memory region in a BAR. For drivers that do not support shared memory regions, the
-//! device configuration contains the BAR's address.
+//! The guest reads and writes the mapped file directly, without exits. The queue carries only flush requests. A flush makes all written
+//! data durable on the host's disk. The memory is a shared memory region in a BAR. For drivers that do not support shared memory regions,
+//! the device configuration contains the BAR's address.
 //!
 //! [`spec`] contains the specification's constants, and `device` is the interface to the transport. `memory` is the mapped file, `requests`
 //! is the task of the queue's thread, and `state` is the saved state.
@@ -43,7 +43,7 @@ pub struct PmemParams {
     pub path: String,
     /// Number of bytes of the file that the guest can access: a multiple of [`spec::GRANULE`], and at most the size of the file.
     pub size: u64,
-    /// True if the guest's writes do not reach the file, and are lost when the device is removed.
+    /// True if the device discards the guest's writes: they do not reach the file, and are lost when the device is removed.
     pub discard_writes: bool,
     /// Platform interface that registers the memory as a slot.
     pub slots: Arc<dyn MemorySlots>,
@@ -51,7 +51,7 @@ pub struct PmemParams {
     pub memory: DeviceMemory,
     /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Platform interface that connects the doorbells of queues. `None` if each notification exits to the VMM.
+    /// Platform interface that lets notifications wake the queues' threads without exits. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
     /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,

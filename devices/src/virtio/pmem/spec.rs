@@ -13,7 +13,7 @@ pub const SHMID: u8 = 0;
 
 /// Feature bits (section 5.19.3).
 pub mod feature {
-    /// The memory is in the shared memory region, not at the address in the configuration.
+    /// The memory is the shared memory region. The driver must not use the address in the configuration.
     pub const SHMEM_REGION: u64 = 1 << 0;
 }
 

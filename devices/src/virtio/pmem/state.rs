@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Kind and version of the saved state.
 pub(super) const STATE: (&str, u32) = ("pmem", 1);
 
-/// Saved device state. The transport saves the registers and the queue. The device must be restored with the same size.
+/// Saved device state. The transport saves the registers and the queue. The restored device must have the same size.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PmemState {

@@ -19,7 +19,7 @@ const RINGS: Rings = Rings { first: [0x1000, 0x2000, 0x3000], stride: 0, size: 1
 /// Addresses of the request and of its answer.
 const REQUEST: u64 = 0x4000;
 const ANSWER: u64 = 0x4800;
-/// Address of the device's memory.
+/// Guest-physical address of the device's memory.
 const PLACE: u64 = 0x10_0000_0000;
 
 struct Memory {
@@ -72,7 +72,7 @@ impl Harness {
         self.ram.read_obj(GuestAddress(ANSWER)).unwrap()
     }
 
-    /// Makes a request as Linux does, and returns the answer.
+    /// Makes a request with one buffer for the type and one buffer for the answer, as Linux does. Returns the answer.
     fn flush(&mut self, kind: u32) -> u32 {
         self.request(kind, &[(REQUEST + self.offset(), 4, NEXT), (ANSWER + self.offset(), 4, WRITE)]);
         self.answer()

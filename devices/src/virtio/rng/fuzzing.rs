@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Driver whose rings, descriptors and buffers are input bytes, for fuzzing and for replaying fuzzer findings.
+//! Driver that fills its rings, descriptors and buffers with the fuzzer's bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::fs::File;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-rng: random bytes of the host for the guest (virtio 1.3, section 5.4).
+//! virtio-rng: gives the guest random bytes from the host (virtio 1.3, section 5.4).
 //!
-//! This is the smallest device, and the model for others. [`spec`] contains the specification's constants, and `device` is the interface to
-//! the transport. `requests` is the task of the queue's thread, and `state` is the saved state.
+//! This is the smallest device, and a model for new devices. [`spec`] contains the specification's constants, and `device` is the interface
+//! to the transport. `requests` is the task of the queue's thread, and `state` is the saved state.
 
 mod counters;
 mod device;
@@ -36,7 +36,7 @@ pub struct RngParams {
     pub memory: DeviceMemory,
     /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Platform interface that connects the doorbells of queues. `None` if each notification exits to the VMM.
+    /// Platform interface that lets notifications wake the queues' threads without exits. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
     /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,

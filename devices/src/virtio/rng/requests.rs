@@ -23,9 +23,10 @@ use crate::virtio::notification::wants_interrupt;
 use crate::virtio::queue_table::{QueueService, QueueTable};
 use crate::worker::{Orders, Wait};
 
-/// Maximum number of bytes for one request. A device may fill only a part of the buffer (section 5.4.6.1).
+/// Maximum number of bytes that the device returns for one request. The specification allows a device to fill only a part of the buffers
+/// (section 5.4.6.1).
 pub(super) const MOST_BYTES: usize = 64 << 10;
-/// Delay before the next read after a read from the source failed.
+/// Delay before the next read of the source after a failed read.
 const SOURCE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Task of the thread that serves the queue.
@@ -45,7 +46,7 @@ enum Step {
     Served,
     /// There is no request.
     Empty,
-    /// The device needs this number of random bytes before it can serve the request.
+    /// The device has no random bytes for the request. The request asks for this number of bytes.
     Needs(usize),
 }
 
@@ -55,7 +56,7 @@ impl Requests {
         Self { source, counts, random, buffers, throttle }
     }
 
-    /// Serves the next request if random bytes are available. Otherwise the request stays in the queue.
+    /// Serves the next request if the device has random bytes. Otherwise the request stays in the queue.
     fn step(&mut self, queues: &mut QueueTable) -> Result<Step, DeviceError> {
         let Some((driver, queue)) = queues.get(REQUEST_QUEUE) else { return Ok(Step::Empty) };
         let memory = &driver.memory.view();
@@ -84,7 +85,7 @@ impl Requests {
         Ok(Step::Served)
     }
 
-    /// Reads up to `bytes` random bytes from the source, at least one.
+    /// Reads at least 1 and at most `bytes` random bytes from the source.
     fn read_source(&mut self, bytes: usize) -> io::Result<()> {
         self.random.resize(bytes, 0);
         let read = (&*self.source).read(&mut self.random);
@@ -96,7 +97,7 @@ impl Requests {
     }
 }
 
-/// Stores the buffers of a request in `buffers`, limited to [`MOST_BYTES`]. Returns their total length.
+/// Stores the buffers of a request in `buffers`, up to a total length of [`MOST_BYTES`]. Returns the total length.
 fn writable_buffers(
     chain: Chain<&DmaView<'_>>,
     queue_size: u16,

@@ -18,12 +18,12 @@ pub(super) struct Backing {
     pub(super) lock: ImageLock,
 }
 
-/// Returns the path of the backing file `name` of the image at `path`. A relative `name` is relative to the image's directory.
+/// Returns the path of the backing file `name` of the image at `path`. A relative `name` starts at the image's directory.
 pub(super) fn path(path: &Path, name: &str) -> PathBuf {
     path.parent().unwrap_or(Path::new("")).join(name)
 }
 
-/// Opens and locks a backing file. `format` is the format of the backing file, as stated in the image that names the file.
+/// Opens and locks a backing file. `format` is the format that the image states for its backing file.
 ///
 /// # Errors
 /// The reason why the file cannot be used.
@@ -45,7 +45,7 @@ pub(super) fn open(path: &Path, format: Option<&str>, direct: bool) -> Result<Ba
     let (file, _) = host_file::open(path, true)?;
     let lock = ImageLock::take(&file, true, None)?;
     if is_qcow2 {
-        // Check the header before `set_flags` turns on direct I/O. The check then does not depend on the alignment that direct I/O needs.
+        // Check the header before `set_flags` turns on direct I/O. Without direct I/O, the reads of the check need no alignment.
         super::qcow2_header::check(&file, false)?;
     }
     host_file::set_flags(&file, direct)?;

@@ -9,7 +9,7 @@ pub(in crate::virtio::block) const PAGE: usize = 4096;
 #[repr(C, align(4096))]
 struct Page([u8; PAGE]);
 
-/// Pages of zeroes, as source data for writes of zeroes.
+/// Pages of zeroes. Writes of zeroes use these pages as source.
 static ZEROES: [Page; 16] = [Page([0; PAGE]); 16];
 
 /// Returns the address and the length of memory that always contains zeroes.

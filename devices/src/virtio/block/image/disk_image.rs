@@ -26,8 +26,8 @@ const FILE_BLOCK: u32 = 4096;
 /// Format of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ImageFormat {
-    /// The format is not specified. The file's bytes are the disk's bytes. An image that starts like an image of another format is
-    /// rejected.
+    /// The format is not specified. Carom treats the file's bytes as the disk's bytes, and rejects a file that starts like an image of
+    /// another format.
     #[default]
     Unknown,
     /// The file's bytes are the disk's bytes, even if they look like another format.
@@ -49,7 +49,7 @@ pub struct ImageOptions {
     pub format: ImageFormat,
     /// True to allow backing files.
     pub backing_files: bool,
-    /// True to lock all bytes that the image can ever have, not only its present bytes.
+    /// True to lock all bytes that the image can ever have. False to lock only the image's present bytes.
     pub lock_all: bool,
     /// True to reserve disk space for the whole raw image. Guest discards then return no space to the host.
     pub allocated: bool,
@@ -78,7 +78,8 @@ pub struct Image {
     /// True if the file is in the host's memory.
     in_memory: bool,
     read_only: bool,
-    /// Lock of the image. The lock is dropped after all fields that read and write the image. `None` for an image from `made_up`.
+    /// Lock of the image. The lock is the last field, so that the fields that read and write the image are dropped first. `None` for an
+    /// image from `made_up`.
     lock: Option<ImageLock>,
 }
 
@@ -92,7 +93,8 @@ impl Image {
         Self::of_file(file, device, path, options)
     }
 
-    /// Creates the image from `file`. `device` is true for a block device. Paths of backing files are relative to `path`.
+    /// Creates the image from `file`. `device` is true for a block device. Relative paths of backing files start at the directory of
+    /// `path`.
     ///
     /// # Errors
     /// The reason why the image cannot be used.
@@ -106,7 +108,7 @@ impl Image {
             return Err(ImageError::ReadOnly);
         }
         let len = file.metadata()?.len();
-        // A qcow2 image grows when it is written to.
+        // A qcow2 image file grows when the guest writes to the disk.
         let grows = options.format == ImageFormat::Qcow2;
         let len_locked = (!options.lock_all && !grows).then_some(len);
         let mut lock = ImageLock::take(&file, options.read_only, len_locked)?;
@@ -150,8 +152,8 @@ impl Image {
                 bytes - whole
             );
         }
-        // The mark protects against io_uring requests, because only these can outlive the process. A qcow2 image needs no mark, because its
-        // operations do not use io_uring.
+        // The mark makes the next user of the image wait for io_uring requests, which can outlive this process. A qcow2 image needs no
+        // mark, because its operations do not use io_uring.
         if qcow2.is_none() {
             lock.mark(&file);
         }
@@ -205,8 +207,8 @@ impl Image {
     }
 
     /// Changes the size of the disk and its file. Carom cannot change the size of a block device or of a read-only image. In these two
-    /// cases, another program must have changed the size before this call. No write may be under way, because a write beyond the new end
-    /// would make the file grow again.
+    /// cases, another program must change the size before this call. No write may be under way, because a write beyond the new end would
+    /// make the file grow again.
     ///
     /// # Errors
     /// The reason why the size stays unchanged.
@@ -281,7 +283,7 @@ impl Image {
         !self.device && self.memory == 1
     }
 
-    /// Returns true if reads copy from the host's memory. io_uring would hand such reads to a kernel thread.
+    /// Returns true if the image is in the host's memory, so that reads only copy data. io_uring would hand such reads to a kernel thread.
     pub(in crate::virtio::block) fn is_in_memory(&self) -> bool {
         self.in_memory && self.memory == 1
     }
@@ -296,7 +298,7 @@ impl Image {
         self.read_only
     }
 
-    /// Creates an image from any file. The arguments replace the properties that the host reports for the file.
+    /// Creates an image from any file. `bytes`, `memory` and `read_only` replace the properties that the host reports for the file.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(in crate::virtio::block) fn made_up(file: File, bytes: u64, memory: usize, read_only: bool) -> Self {
         let bytes = AtomicU64::new(bytes);
@@ -444,7 +446,7 @@ mod tests {
         // This size is larger than the maximum size of a file.
         assert!(matches!(disk.resize(u64::MAX - 511), Err(ResizeError::Host(_))));
         assert_eq!((disk.bytes(), len()), (512, 512));
-        // Another process has made the file longer.
+        // Simulate that another process makes the file longer.
         file.as_file().set_len(2048).unwrap();
         disk.resize(2048).unwrap();
         assert_eq!((disk.bytes(), len()), (2048, 2048));

@@ -26,8 +26,8 @@ const TMPFS: FsWord = 0x0102_1994;
 
 /// Opens a file or a block device. Returns the file, and true if the path names a block device.
 ///
-/// If the process has inherited a descriptor for the path, that descriptor is used ([`inherited::file`]). If possible, the process opens
-/// the descriptor's file again. The process and its parent then share no flags and no locks.
+/// If the process has inherited a descriptor for the path ([`inherited::file`]), this function tries to open the descriptor's file again.
+/// The process and its parent then share no flags and no locks. If the open fails, this function returns the inherited descriptor.
 ///
 /// # Errors
 /// The path names neither a file nor a block device, or the host rejects the operation.
@@ -112,7 +112,7 @@ pub(super) struct Alignment {
     pub(super) offset: u32,
 }
 
-/// Returns the alignment that direct I/O on `file` needs. The file is open with `O_DIRECT`.
+/// Returns the alignment that direct I/O on `file` needs. The file must be open with `O_DIRECT`.
 ///
 /// # Errors
 /// The file system does not support direct I/O.

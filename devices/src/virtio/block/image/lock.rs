@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Locks of images. A lock ends without a delay when its process ends or its disk is removed.
+//! Locks of images. A lock ends immediately when its process ends or its disk is removed.
 //!
 //! A lock of an open file description (an OFD lock) ends when nothing refers to the description any more. io_uring refers to a request's
 //! description until the request has ended, and a request can outlive its process. Therefore the lock is on a separate description that no
-//! request uses. So the kernel releases the lock as soon as the process ends or the disk is removed.
+//! request uses. The kernel then releases the lock as soon as the process ends or the disk is removed.
 //!
 //! After a process has been killed, its requests may still write to the image. Therefore the description that requests use has a *mark*: a
-//! lock on a byte beyond the end of any image. The next user takes the lock, then waits until the mark of the previous writer is gone.
-//! Before a user releases its lock, the user waits until its own mark is gone. Then the kernel has closed the file, and the host can
-//! unmount the file system.
+//! lock on a byte beyond the end of any image. The next user takes the lock, then waits until the previous writer's mark is released.
+//! Before a user releases its lock, the user waits until its own mark is released. A released mark means that the kernel has closed the
+//! file, so the host can unmount the file system.
 
 use std::fs::{self, File};
 use std::io;
@@ -27,14 +27,14 @@ use super::error::ImageError;
 
 /// First byte that is locked as a mark. The bytes before this byte belong to the image.
 const MARKS: i64 = 1 << 62;
-/// Maximum time that the next user waits until the requests of a process that has ended are done.
+/// Maximum time that the next user waits for the requests of a process that has ended.
 const LAST_WRITES: Duration = Duration::from_secs(10);
 /// Maximum time that the kernel may take to close a file after the last request has ended.
 const LAST_CLOSE: Duration = Duration::from_secs(1);
 /// Time between two checks of a mark.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 
-/// Number of images that were opened read-only.
+/// Number of read-only images that this process has marked.
 static READERS: AtomicI64 = AtomicI64::new(0);
 
 /// Lock of an image. Dropping the value releases the lock. Drop the value after the image's file.
@@ -42,7 +42,7 @@ static READERS: AtomicI64 = AtomicI64::new(0);
 pub(super) struct ImageLock {
     file: File,
     read_only: bool,
-    /// True if no request uses the description of `file`.
+    /// True if `file` has its own open file description, which no request uses.
     is_own: bool,
     /// Byte that is locked as the mark. `None` if the image has no mark.
     mark: Option<i64>,
@@ -60,7 +60,8 @@ impl ImageLock {
         Self { file, read_only, is_own, mark: None }.taken(len, LAST_WRITES)
     }
 
-    /// Extends this lock to the first `len` bytes, and waits until the last writes of another user have ended. Then returns the lock.
+    /// Extends this lock to the first `len` bytes, and waits until the last writes of another user have ended. Returns the lock. Fails if
+    /// the writes have not ended after `timeout`.
     fn taken(self, len: Option<u64>, timeout: Duration) -> Result<Self, ImageError> {
         self.cover(len)?;
         if self.is_free_within(MARKS, timeout) { Ok(self) } else { Err(ImageError::Writing) }
@@ -109,7 +110,7 @@ impl ImageLock {
     fn is_free_within(&self, byte: i64, timeout: Duration) -> bool {
         let start = Instant::now();
         loop {
-            // Read the clock before the check. If this thread had no CPU until `timeout` was over, it must still check once more.
+            // Read the clock before the check. The thread then checks the byte once more, even if the thread had no CPU until the timeout.
             let is_over = start.elapsed() >= timeout;
             if !is_locked(self.file.as_fd(), byte) {
                 return true;
@@ -219,8 +220,8 @@ mod tests {
         image
     }
 
-    /// Takes the lock of an image and marks the image. Then simulates that the user is killed: only the description that requests use stays
-    /// open. Returns that description.
+    /// Takes the lock of an image and marks the image. Then simulates that the user of the image is killed: only the description that
+    /// requests use stays open. Returns this description.
     fn killed(path: &Path, read_only: bool) -> File {
         let requests = open_again(path);
         let mut lock = ImageLock::take(&requests, read_only, Some(4096)).unwrap();

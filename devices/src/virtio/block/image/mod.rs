@@ -2,7 +2,7 @@
 
 //! Disk images: their files, locks and formats, and the operations on them.
 //!
-//! This module is about the content of a disk only. `io` hands operations to the host kernel, and `queue` handles the guest's requests.
+//! This module handles only the content of a disk. `io` hands operations to the host kernel, and `queue` handles the guest's requests.
 
 mod backing;
 pub(super) mod buffer;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! qcow2 images and their backing files. The crate `imago` implements the format. This module decides which images may be opened, and turns
-//! the crate's errors into results of requests.
+//! the crate's errors into error numbers.
 //!
-//! An operation runs to its end in the thread that starts it. Threads of several queues can run operations at the same time. Discards and
-//! resizes run alone, because they change tables that other operations use.
+//! Each operation runs to its end in the thread that starts the operation. Threads of several queues can run operations at the same time.
+//! Discards and resizes run alone, because they change tables that other operations use.
 
 use std::fs::File;
 use std::io;
@@ -33,7 +33,7 @@ use crate::throttle::Throttle;
 
 type Access = FormatAccess<Ordered>;
 
-/// Maximum length of a chain: an image and its backing files.
+/// Maximum number of images in a chain. A chain consists of an image and all its backing files.
 const MOST_IMAGES: usize = 64;
 
 /// Options for opening an image and its backing files.
@@ -62,7 +62,8 @@ pub(in crate::virtio::block) struct Qcow2Image {
 }
 
 impl Qcow2Image {
-    /// Opens the image in `file`, which is already locked. Opens and locks its backing files. Their paths are relative to `path`.
+    /// Opens the image in `file`, which is already locked. Opens and locks the backing files of the image. Relative paths of backing files
+    /// start at the directory of `path`.
     ///
     /// # Errors
     /// The reason why the image cannot be used.
@@ -95,7 +96,8 @@ impl Qcow2Image {
     /// # Errors
     /// The host cannot resize the image, or the image's version does not support a resize.
     pub(super) fn resize(&self, bytes: u64) -> io::Result<()> {
-        // The backing file may be longer than the disk. The guest must not see bytes of the backing file beyond the disk's old size.
+        // The backing file may be longer than the disk. Fill the added range with zeroes, so that the guest does not see old bytes of the
+        // backing file there.
         let fill = if self.backed { PreallocateMode::Zero } else { PreallocateMode::None };
         self.alone(|access| {
             access.flush()?;
@@ -140,7 +142,7 @@ impl Qcow2Image {
         result.map_or_else(|error| -self.number(&error), |bytes| i32::try_from(bytes).unwrap_or(i32::MAX))
     }
 
-    /// Returns the error number that the guest's request fails with.
+    /// Returns the error number for `error`. Logs the error, unless the operation is unsupported.
     fn number(&self, error: &io::Error) -> i32 {
         let number = error.raw_os_error().unwrap_or(match error.kind() {
             io::ErrorKind::Unsupported => libc::EOPNOTSUPP,

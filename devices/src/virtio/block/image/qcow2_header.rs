@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The part of a qcow2 header that must be checked before the image is opened (QEMU, `docs/interop/qcow2.rst`).
+//! Checks of a qcow2 header before `imago` opens the image. `docs/interop/qcow2.rst` of QEMU describes the header.
 
 use std::fs::File;
 use std::ops::Range;
@@ -23,7 +23,7 @@ const MOST_L1_BYTES: u64 = 32 << 20;
 /// Bits of a refcount table entry that contain the offset of a refcount block.
 const REFCOUNT_BLOCK: u64 = !0x1ff;
 
-/// Values from the header.
+/// Values from the header of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     /// Size of a cluster in bytes.

@@ -2,10 +2,10 @@
 
 //! Storage layer between the qcow2 crate and the image's file. The layer delays writes to the L1 table until the image is flushed.
 //!
-//! The crate caches L2 tables and refcounts in memory. It writes them in an order that keeps the image consistent, even if the process is
-//! killed. But the crate writes an L1 entry immediately. The entry names an L2 table whose refcount may still be only in memory. If the
-//! process is killed before the refcount is written, the refcounts in the file do not include the L2 table. The cluster of the L2 table can
-//! then be allocated a second time.
+//! The crate caches L2 tables and refcounts in memory. The crate writes the L2 tables and refcounts in an order that keeps the image
+//! consistent, even if the process is killed. But the crate writes each L1 entry immediately. The entry names an L2 table whose refcount
+//! may still be only in memory. If the process is killed before the refcount is written, the refcounts in the file do not include the L2
+//! table. The cluster of the L2 table can then be allocated a second time.
 
 use std::fmt::{self, Display, Formatter};
 use std::io;
@@ -25,9 +25,9 @@ use crate::sync::lock;
 pub(super) struct L1Table {
     /// Byte range of the table in the file.
     place: Range<u64>,
-    /// Content of the table. `None` until something is written to it.
+    /// Content of the table. `None` until the crate writes to the table.
     bytes: Option<Vec<u8>>,
-    /// Range of `bytes` that is not in the file yet.
+    /// Range of `bytes` that must still be written to the file.
     waiting: Range<usize>,
 }
 

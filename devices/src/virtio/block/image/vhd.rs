@@ -23,7 +23,7 @@ fn checksum(footer: &[u8; FOOTER]) -> u32 {
     !others.map(|(_, byte)| u32::from(*byte)).sum::<u32>()
 }
 
-/// Returns the size of the disk in `file`, in bytes. The file has `len` bytes and is not open for direct I/O yet.
+/// Returns the size of the disk in `file`, in bytes. The file has `len` bytes, and must not be open for direct I/O.
 ///
 /// # Errors
 /// The file is not a VHD image of fixed size.
@@ -32,7 +32,7 @@ pub(super) fn size(file: &File, len: u64) -> Result<u64, ImageError> {
     let mut footer = [0; FOOTER];
     let Some(end) = len.checked_sub(FOOTER as u64).filter(|end| end.is_multiple_of(512)) else {
         return malformed(format!(
-            "the image has {len} bytes, but a fixed VHD image consists of sectors of 512 bytes and a footer of 512 bytes"
+            "the image has {len} bytes, but a fixed VHD image consists of sectors of 512 bytes and a footer of 512 bytes; set image_type to the format of the file"
         ));
     };
     file.read_exact_at(&mut footer, end)?;
@@ -62,7 +62,7 @@ pub(super) fn size(file: &File, len: u64) -> Result<u64, ImageError> {
 mod tests {
     use super::*;
 
-    /// Creates an image of 4 KiB. `change` modifies the footer, then the checksum is set.
+    /// Creates an image of 4 KiB. `change` modifies the footer before the checksum is calculated.
     fn image(change: impl FnOnce(&mut [u8; FOOTER])) -> (File, u64) {
         let mut footer = [0; FOOTER];
         footer[..8].copy_from_slice(COOKIE);

@@ -47,12 +47,13 @@ impl Engine {
         Self { ring, plain: Plain::new(image) }
     }
 
-    /// Starts an operation. [`Self::next_ended`] reports the operation's end with `number`. The kernel may delay the operation until
-    /// [`Self::submit`].
+    /// Starts an operation. When the operation has ended, [`Self::next_ended`] returns the operation's result and `number`. The kernel may
+    /// not start the operation before [`Self::submit`].
     ///
-    /// `are_few` is true if few operations are started now and no operation is under way. In this case, a write to the page cache, or a
-    /// read from a tmpfs, runs immediately in this thread. io_uring would hand such an operation to a kernel thread (Linux,
-    /// `io_uring/rw.c`). The kernel thread would not be faster: it runs one operation after the other too, and it must be woken first.
+    /// `are_few` is true if the caller starts only a few operations now, and no operation is under way. In this case, a write to the page
+    /// cache, or a read from a tmpfs, runs immediately in this thread. io_uring would hand such an operation to a kernel thread (Linux,
+    /// `io_uring/rw.c`). The kernel thread would not be faster: it also runs one operation after the other, and the kernel must first wake
+    /// this thread.
     ///
     /// # Safety
     /// The buffers and their list must stay valid until [`Self::next_ended`] has returned the operation's end. Until then nothing may hold
@@ -119,12 +120,12 @@ mod tests {
     use super::*;
     use crate::virtio::block::image::op::Buffers;
 
-    /// Length of an operation, and its offset in the image.
+    /// Length and image offset of the operations under test.
     const LEN: usize = 512;
     const OFFSET: u64 = 512;
 
-    /// Returns true if a read or a write of the image has ended when [`Engine::begin`] returns. Returns `None` if the host does not allow
-    /// io_uring.
+    /// Starts a read or a write of the image. Returns true if the operation has ended when [`Engine::begin`] returns. Returns `None` if the
+    /// host does not allow io_uring.
     fn is_done_at_once(file: File, is_write: bool, are_few: bool, alignment: usize) -> Option<bool> {
         file.write_all_at(&[3; 4096], 0).unwrap();
         let image = Arc::new(Image::made_up(file, 4096, alignment, false));
@@ -140,7 +141,8 @@ mod tests {
         let buffer = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let buffers = Buffers { first: &raw const buffer, count: 1 };
         let op = if is_write { Op::Write { buffers, offset: OFFSET } } else { Op::Read { buffers, offset: OFFSET } };
-        // SAFETY: The buffer and the list stay valid until the end is returned below, and nothing accesses the bytes before.
+        // SAFETY: The buffer and the list stay valid until `next_ended` has returned the operation's end, and nothing accesses the bytes
+        // before.
         unsafe { engine.begin(1, &op, are_few) };
         let is_done = engine.has_ended();
         engine.submit(1).unwrap();

@@ -15,7 +15,7 @@ use super::submission::{self, Kernel};
 use crate::virtio::block::image::disk_image::Image;
 use crate::virtio::block::image::op::{Buffers, Ended, Op};
 
-/// Number of all cancel operations. Completions with this number are ignored.
+/// Operation number that all cancel operations use. The ring ignores completions with this number.
 const CANCEL: u64 = u64::MAX;
 
 /// Operations that a ring allows. All other operations fail. The restriction is needed because all threads can write to a ring's queues,
@@ -30,16 +30,16 @@ const NEEDED: [u8; 7] = [
     opcode::AsyncCancel::CODE,
 ];
 
-/// Delay before a retry after the kernel accepted no operation.
+/// Delay before the next submission, after the kernel accepted no operation.
 pub(in crate::virtio::block) const KERNEL_AGAIN: Duration = Duration::from_millis(2);
 
 /// Ring of one queue thread.
 pub(super) struct Ring {
     ring: IoUring,
     image: Arc<Image>,
-    /// Number of operations whose completion was not read yet.
+    /// Number of started operations whose completion this ring has not read yet.
     under_way: usize,
-    /// Completions that were read early, to make room for other completions. The queue has capacity for all operations.
+    /// Completions that were read early, to make room in the completion queue. This list has capacity for all operations.
     reaped: VecDeque<Ended>,
 }
 

@@ -26,8 +26,8 @@ fn is_for_later(error: &io::Error) -> bool {
 }
 
 /// Submits the entries of the submission queue, and waits for `wanted` completions. Operations that the kernel does not accept now stay in
-/// the queue. If the kernel accepts no operations and the caller waits for completions, this function sleeps for a moment. Without the
-/// sleep, such a caller would call this function again and again.
+/// the submission queue. If the kernel accepts no operations and the caller waits for completions, this function sleeps for a moment.
+/// Without the sleep, such a caller would call this function again and again.
 ///
 /// # Errors
 /// The kernel rejects operations, and the reason is not temporary.
@@ -72,7 +72,7 @@ mod tests {
     #[derive(Default)]
     struct Fake {
         errors: Vec<i32>,
-        /// Number of completions in the completion queue. Unless this number is 0, the kernel accepts no operations.
+        /// Number of completions in the completion queue. While this number is not 0, the kernel accepts no operations.
         ended: usize,
         calls: usize,
         reaped: usize,
@@ -127,7 +127,7 @@ mod tests {
         let mut kernel = Fake { errors: vec![libc::EAGAIN, libc::EINTR], ..Fake::default() };
         submit(&mut kernel, 1).unwrap();
         assert_eq!((kernel.waits, kernel.rests), (vec![1, 1], 1));
-        // For a caller that does not wait for completions, the function does not sleep, because the caller has other work to do.
+        // If the caller does not wait for completions, the function does not sleep, because the caller may have other work to do.
         let mut kernel = Fake { errors: vec![libc::EBUSY], ..Fake::default() };
         submit(&mut kernel, 0).unwrap();
         assert_eq!((kernel.calls, kernel.rests), (1, 0));

@@ -22,14 +22,14 @@ const LONGEST: Duration = Duration::from_millis(1);
 /// Maximum number of answers per notification of the driver.
 const ANSWERS: u32 = 16;
 
-/// Number of turns before the next trial of a larger target: `SOON` after a success, and at most `LATE` after failures.
+/// Number of turns before the next trial of a larger target: `SOON` after a successful trial, and at most `LATE` after failed trials.
 const SOON: u32 = 16;
 const LATE: u32 = 4096;
 
 /// Maximum number of turns before the next trial, after a turn with more answers than its target.
 const AT_A_SIGN: u32 = 64;
 
-/// Number of answers to collect before a notification, and time to poll for each further request.
+/// State of the coalescing: the target, the trials of larger targets, and the time between requests.
 #[derive(Debug)]
 pub(super) struct Coalescing {
     /// Target: number of answers to collect.
@@ -50,8 +50,8 @@ impl Default for Coalescing {
 }
 
 impl Coalescing {
-    /// Returns the time to poll for requests when `answers` answers are collected and no request is pending. If the time is zero, the
-    /// caller must notify the driver immediately.
+    /// Returns the time to poll for requests. `answers` is the number of collected answers, and no request is pending. If the time is zero,
+    /// the caller must notify the driver immediately.
     pub(super) fn begin(&mut self, answers: u32) -> Duration {
         if answers >= self.answers {
             if answers > self.answers {
@@ -81,13 +81,13 @@ impl Coalescing {
         self.gap.came(time);
     }
 
-    /// Records that no request arrived within the time that [`Self::begin`] returned. The thread has collected `answers` answers.
+    /// Records that no request arrived within the time that [`Self::begin`] returned. `answers` is the number of collected answers.
     pub(super) fn missed(&mut self, answers: u32) {
         if self.is_trial {
             self.pause = LATE.min(self.pause * 2);
         }
         self.gap.missed();
-        // A single late request does not mean that the driver waits for its answers.
+        // At most halve the target, because a single late request does not mean that the driver waits for its answers.
         let answers = answers.max(self.answers / 2).max(1);
         (self.is_trial, self.answers, self.left) = (false, answers, self.pause);
     }
@@ -111,7 +111,7 @@ mod tests {
         answers_per_interrupt_after(coalescing, GAP, depth, turns)
     }
 
-    /// Does the same as [`answers_per_interrupt`], for a driver that adds a request every `gap`.
+    /// Does the same as [`answers_per_interrupt`], but the driver adds a request every `gap`.
     fn answers_per_interrupt_after(coalescing: &mut Coalescing, gap: Duration, depth: u32, turns: u32) -> Vec<u32> {
         let turn = |_| {
             let mut answers = 1;

@@ -13,7 +13,7 @@ use crate::virtio::block::counters::Counts;
 use crate::virtio::block::image::op::Op;
 use crate::virtio::block::spec::status;
 
-/// Maximum number of restarts of a request's operations after the host kernel interrupted them.
+/// Maximum number of retries per request, after the host kernel ended an operation with `EINTR` or `EAGAIN`.
 const MOST_RETRIES: u32 = 16;
 
 /// Work of a request, before the final sync.
@@ -38,11 +38,11 @@ enum Sync {
 pub(super) struct Flight {
     head: u16,
     status: GuestAddress,
-    /// Number of bytes that a successful request reads or writes.
+    /// Number of bytes that the request reads or writes if the request succeeds.
     bytes: usize,
     work: Work,
     sync: Sync,
-    /// Number that cancels the request's I/O when its guest memory is unmapped.
+    /// Number of the request's I/O. When the guest memory is unmapped, `Owner` uses this number to cancel the I/O.
     number: Option<u64>,
     /// True if the request was cancelled.
     cancelled: bool,
@@ -56,7 +56,7 @@ pub(super) struct Answer {
     /// Address of the status byte.
     pub(super) place: GuestAddress,
     pub(super) status: u8,
-    /// Number of bytes that the device wrote to the driver's buffers.
+    /// Number of bytes that the device wrote to the driver's buffers, including the status byte.
     pub(super) used: u32,
 }
 
@@ -67,12 +67,12 @@ impl Flight {
         Self { head, status, bytes, work, sync, number: None, cancelled: false, retries: 0 }
     }
 
-    /// Sets the number that cancels the request when its guest memory is unmapped.
+    /// Sets the number of the request's I/O. The number identifies the request when the I/O must be cancelled.
     pub(super) fn numbered(self, number: Option<u64>) -> Self {
         Self { number, ..self }
     }
 
-    /// Returns true if `number` is the number that cancels this request.
+    /// Returns true if `number` is the number of this request's I/O.
     pub(super) fn is(&self, number: u64) -> bool {
         self.number == Some(number)
     }
@@ -82,7 +82,7 @@ impl Flight {
         matches!(self.work, Work::Write(_))
     }
 
-    /// Cancels the request: it ends after its current operation, with a failure.
+    /// Cancels the request. The request fails after its current operation.
     pub(super) fn cancel(&mut self) {
         self.cancelled = true;
     }
@@ -127,7 +127,8 @@ impl Flight {
         }
     }
 
-    /// Reports that an operation on guest memory failed with `errno`. If the host has lost this memory, the report stops the VM.
+    /// Reports that the kernel's access to the request's guest memory failed with `errno`. If the host has lost this memory, the report
+    /// stops the VM.
     pub(super) fn report(&self, errno: i32) {
         if let Work::Read(transfer) | Work::Write(transfer) = &self.work {
             report_io(errno, transfer.lent().iter().copied(), !self.is_write());

@@ -22,7 +22,7 @@ impl Gap {
         self.0 = if self.0.is_zero() { time } else { (self.0 * 3 + time) / 4 };
     }
 
-    /// Records that no request arrived within the polling time. The thread assumes that requests now take twice as long as before.
+    /// Records that no request arrived within the polling time. Doubles the average time, up to [`MOST`].
     pub(super) fn missed(&mut self) {
         self.0 = MOST.min(self.0 * 2);
     }

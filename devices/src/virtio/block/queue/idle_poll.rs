@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Polling: how long a queue's thread polls for requests before it sleeps.
+//! Polling time: the time that a queue's thread polls for requests before it sleeps.
 //!
-//! A driver that receives its answers quickly soon adds the next requests. If these requests arrive while the thread is still polling,
-//! neither side has to wake the other. This saves an exit of the guest and a switch between threads. Therefore the thread polls for as long
-//! as requests usually take to arrive. If most requests take too long, the thread does not poll at all.
+//! If a driver receives its answers quickly, the driver soon adds the next requests. If these requests arrive while the thread still polls,
+//! the driver need not notify the device, and the thread need not be woken. This saves an exit of the guest and a switch between threads.
+//! Therefore the thread polls for as long as requests usually take to arrive. If most requests take too long, the thread does not poll at
+//! all.
 //!
-//! A sleeping thread can measure only when it was woken, not when a request arrived. Therefore the thread sometimes tries polling again.
+//! A thread that sleeps cannot measure when a request arrived, because the thread wakes later. Therefore the thread sometimes tries polling
+//! again.
 
 use std::time::{Duration, Instant};
 
@@ -19,9 +21,9 @@ pub(super) struct IdlePoll {
     trial: Trial,
     /// Time between requests that arrive while the thread polls.
     gap: Gap,
-    /// Polling time before the current sleep.
+    /// Polling time that [`Self::begin`] last returned.
     poll_time: Duration,
-    /// Start of the time without work.
+    /// Time at which the thread found no more work. `None` while the thread has work.
     idle_since: Option<Instant>,
 }
 
@@ -29,7 +31,7 @@ impl IdlePoll {
     /// Returns the time to poll for requests from `now` on, when no request is pending. If the time is zero, the caller must sleep
     /// immediately.
     pub(super) fn begin(&mut self, now: Instant) -> Duration {
-        // Keep the first start time. The thread may have been woken since then, but not for requests.
+        // Keep the first start time if there is one. The thread was then woken without new requests.
         self.idle_since.get_or_insert(now);
         self.poll_time = if self.trial.is_on() { self.gap.poll_time() } else { Duration::ZERO };
         self.poll_time
@@ -47,7 +49,7 @@ impl IdlePoll {
         self.idle_since.is_some()
     }
 
-    /// Adapts the trial and the polling time to requests for which the thread waited `time`.
+    /// Adapts the trial and the polling time. `time` is the time that the thread waited for the last requests.
     fn learn(&mut self, time: Duration) {
         if self.poll_time.is_zero() {
             self.trial.passed(time <= MOST);

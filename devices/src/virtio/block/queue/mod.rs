@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Thread of a queue. It reads the guest's requests, turns them into operations and answers them. It also decides how long to wait for
-//! more requests.
+//! Thread of a queue. The thread reads the guest's requests, turns the requests into operations, and answers the requests. The thread also
+//! decides how long to poll for more requests.
 //!
 //! `requests` is the thread's main loop. `request` reads a request. `prepare` checks the request, and chooses its answer or its operations.
 //! `flight` tracks a request while its operations run, step by step (`transfer`, `ranges`).

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Scheduling policy of a queue's thread. The policy decides if a woken thread preempts the thread that runs on its CPU.
+//! Scheduling policy of a queue's thread. The policy decides if the woken thread preempts the thread that runs on the same CPU.
 //!
-//! A vCPU thread notifies the device of the first of many requests, and so wakes the queue's thread. If the host's scheduler finds no idle
-//! CPU, the queue's thread preempts the vCPU thread, serves the single request, and sleeps. This costs two thread switches, an exit and an
-//! interrupt per request. Without preemption, the driver first adds all its requests, and the thread serves them together. Therefore the
-//! thread uses the batch policy (`SCHED_BATCH`) while many requests arrive at a time. While few requests arrive at a time, the driver waits
-//! for each request, so the thread must run immediately.
+//! When a driver adds many requests, it notifies the device of the first request. This notification wakes the queue's thread. If the host's
+//! scheduler finds no idle CPU, the queue's thread preempts the vCPU thread, serves the single request, and sleeps. This costs two thread
+//! switches, an exit and an interrupt per request. Without preemption, the driver first adds all its requests, and the thread then serves
+//! all requests together. Therefore the thread uses the batch policy (`SCHED_BATCH`) while many requests arrive at a time. While few
+//! requests arrive at a time, the driver waits for the answer to each request, so the thread must run immediately.
 //!
 //! A thread that preempts the vCPU thread never finds many requests at a time. Therefore the thread sometimes tries the batch policy.
 
@@ -25,7 +25,7 @@ pub(super) struct Preemption {
 }
 
 impl Preemption {
-    /// Records that the thread was woken. `requests` is the number of requests that the driver has added and that are not answered.
+    /// Records that the thread was woken. `requests` is the number of requests in the queue that are not answered yet.
     pub(super) fn woken(&mut self, requests: u16) {
         if self.is_given_up {
             return;

@@ -17,7 +17,8 @@ use crate::virtio::block::disk::{Disk, Owner};
 use crate::virtio::block::image::disk_image::Image;
 use crate::virtio::block::spec::{ID_BYTES, RANGE_BYTES, SECTOR, UNMAP, request, status};
 
-/// Maximum size of a request in bytes. By default, drivers do not make larger requests. A pause waits for the whole request.
+/// Maximum size of a request in bytes. By default, drivers do not make larger requests. The limit bounds the time of a pause, because a
+/// pause waits for the whole request.
 const MOST_BYTES: usize = 256 << 20;
 
 /// Result of preparing a request.
@@ -83,7 +84,7 @@ fn transfer(
     Ok(Flight::new(request.head, request.status, len, work, writes && durable).numbered(number))
 }
 
-/// Writes the disk's serial number to the driver's buffers, truncated to their length.
+/// Writes the disk's serial number to the driver's buffers. If the buffers are too short, the device truncates the number.
 fn answer_id(room: &Parts, disk: &Disk, memory: &DeviceMemory) -> Prepared {
     if room.write(&memory.view(), 0, &disk.serial).is_err() {
         return Prepared::Answered { status: status::IOERR, used: 1 };

@@ -24,14 +24,15 @@ const BUFFERS: usize = 16;
 /// Progress of a discard or write-zeroes request.
 pub(super) struct Ranges {
     fate: Fate,
-    /// Offset and length of the remaining ranges. The next range is the last element.
+    /// Offset and length of each remaining range, in reverse order: the device processes the last element next.
     left: Vec<(u64, u64)>,
-    /// Buffers for writing zeroes. `Some` if the host cannot zero a range by itself.
+    /// Buffers of the next write of zeroes. `Some` if the host cannot zero a range with `fallocate`, so that the device must write the
+    /// zeroes.
     writes: Option<Vec<IoBuffer>>,
 }
 
 impl Ranges {
-    /// Creates the progress of `ranges`: offsets and lengths in bytes.
+    /// Creates the progress of a new request. `ranges` contains the offset and length of each range, in bytes.
     pub(super) fn new(fate: Fate, mut ranges: Vec<(u64, u64)>) -> Self {
         ranges.retain(|(_, len)| *len != 0);
         ranges.reverse();
@@ -110,7 +111,7 @@ mod tests {
         assert_eq!(range_of(ranges.next()), Some((libc::FALLOC_FL_ZERO_RANGE, 512, 3 << 20)));
         ranges.ended(-libc::EOPNOTSUPP).unwrap();
         let mut merged = Vec::new();
-        // The host writes 512 bytes less than requested in the second write.
+        // In the second write, the host writes 512 bytes less than requested.
         for bytes in [1 << 20, (1 << 20) - 512, 1 << 20, 512] {
             let Some(Op::Write { offset, buffers }) = ranges.next() else {
                 panic!("the operation is not a write of zeroes")

@@ -10,13 +10,13 @@ use crate::virtio::block::config_space::MAX_ZEROES_SECTORS;
 use crate::virtio::block::spec::{HEADER, SECTOR, request};
 use crate::virtio::chain::{Chain, OUTSIDE, walk};
 
-/// Weight of a discard in bytes. The weight is small, because the host only updates the file's metadata for a few ranges.
+/// Weight of a discard in bytes. The weight is small, because the host only updates the file's metadata.
 const DISCARD_WEIGHT: u64 = 1 << 20;
 
 /// Request: its header, and the location of its data and status.
 #[derive(Debug)]
 pub(super) struct Request {
-    /// Head of the descriptor chain, for returning the chain.
+    /// Head index of the descriptor chain. The device needs the index to return the chain.
     pub(super) head: u16,
     /// Request type.
     pub(super) kind: u32,
@@ -31,8 +31,8 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Returns the type and sector for the record of the last requests. If the type does not fit into a byte, returns `u8::MAX` and the
-    /// type instead.
+    /// Returns the type and the sector, for the record of the last requests. If the type does not fit into a byte, returns `u8::MAX` and
+    /// the type instead.
     pub(super) fn noted(&self) -> (u8, u64) {
         match u8::try_from(self.kind) {
             Ok(kind) => (kind, self.sector),
@@ -40,7 +40,7 @@ impl Request {
         }
     }
 
-    /// Returns the number of bytes that the request reads from or writes to the disk. Returns 0 for other requests.
+    /// Returns the number of data bytes of a read or a write. Returns 0 for other requests.
     pub(super) fn bytes(&self) -> u64 {
         match self.kind {
             request::IN => self.writable.len as u64,
@@ -60,7 +60,7 @@ impl Request {
     }
 }
 
-/// Guest memory in several parts, addressed as the device sees it. No part is empty.
+/// Guest memory in several parts. The addresses are those in the descriptors: IOVAs if the device is behind an IOMMU. No part is empty.
 #[derive(Debug, Default)]
 pub(in crate::virtio::block) struct Parts {
     /// Address and length of each part. Small requests have one or two parts.
@@ -101,7 +101,7 @@ impl Parts {
         })
     }
 
-    /// Reads bytes of the parts, from byte `skip` on.
+    /// Fills `bytes` with content of the parts, from byte `skip` of the parts on.
     ///
     /// # Errors
     /// A part is outside the memory that the device can access.
@@ -114,7 +114,7 @@ impl Parts {
         Ok(())
     }
 
-    /// Writes `bytes` to the parts, from byte `skip` on and up to the end of the parts.
+    /// Writes `bytes` to the parts, from byte `skip` of the parts on. Ignores bytes beyond the end of the parts.
     ///
     /// # Errors
     /// A part is outside the memory that the device can access.

@@ -38,15 +38,15 @@ use crate::worker::{Orders, Task, Wait};
 
 /// Maximum number of requests that are read from the queue at a time.
 const BATCH: usize = 16;
-/// Maximum number of requests at a time that counts as few requests.
+/// Maximum number of requests that start together and still count as few requests.
 const FEW: usize = 4;
 /// Maximum total bytes of the requests under way. The limit keeps pauses short, because a pause waits for all these requests. A single
 /// request may be larger.
 const MOST_BYTES: u64 = 128 << 20;
-/// Number of queue checks between two reads of the clock.
+/// Number of checks of the queue between two reads of the clock.
 const LOOKS: u32 = 16;
-/// Maximum time that finished answers wait while the thread starts requests that are already in the queue. One notification then covers
-/// several answers. Coalescing can extend this time.
+/// Maximum time that the thread postpones the notification of answers while it starts requests that are already in the queue. A postponed
+/// notification can cover several answers. Coalescing can extend this time.
 const LONGEST_UNNOTIFIED: Duration = Duration::from_micros(50);
 
 /// Task of the thread that serves a queue.
@@ -55,21 +55,21 @@ pub(in crate::virtio::block) struct Requests {
     queue: DeviceQueue,
     driver: Driver,
     disk: Arc<Disk>,
-    /// I/O engine. It has an io_uring ring after the thread has started.
+    /// I/O engine. Until the thread has started, the engine has no io_uring ring.
     engine: Engine,
     /// Requests under way. The engine identifies the operations of a request by the request's index in this list.
     flights: Vec<Option<Flight>>,
-    /// Weight in bytes of each request in `flights`, and the total weight.
+    /// Weight of each request in `flights` (`weights`), and total weight of the requests under way (`weight`), in bytes.
     weights: Vec<u64>,
     weight: u64,
     /// True if the next request would exceed the limit on bytes under way.
     is_full: bool,
     /// Free indices of `flights`.
     free: Vec<usize>,
-    /// Number of requests under way that write.
+    /// Number of write requests under way.
     writes: usize,
-    /// Requests that were read from the queue and start next (`read`), and answers to return next (`answers`). Both vectors keep their
-    /// capacity.
+    /// Requests that the thread has read from the queue and starts next (`read`), and answers that the thread returns next (`answers`).
+    /// Both vectors keep their capacity when they are empty.
     read: Vec<Request>,
     answers: Vec<Answer>,
     owner: Arc<Owner>,
@@ -80,7 +80,7 @@ pub(in crate::virtio::block) struct Requests {
     idle_poll: IdlePoll,
     coalescing: Coalescing,
     preemption: Preemption,
-    /// Number of answers that the driver was not notified of, and the time of the first such answer.
+    /// Number of returned answers that the driver was not notified of yet, and the time when the first of these answers was returned.
     unnotified: u32,
     unnotified_since: Option<Instant>,
     failed: bool,
@@ -223,8 +223,8 @@ impl Requests {
         self.look(orders, start, poll_time)
     }
 
-    /// Polls for requests and ends of operations, from `start` on and for `poll_time`. Returns true if a request or the end of an operation
-    /// was found. Does not ask the driver for notifications.
+    /// Polls for new requests and for operations that have ended, until `poll_time` after `start`. Returns true if there is a new request
+    /// or an ended operation. Does not ask the driver for notifications.
     fn look(&mut self, orders: &Orders, start: Instant, poll_time: Duration) -> Result<bool, DeviceError> {
         let memory = &self.driver.memory.view();
         while start.elapsed() < poll_time && !orders.call() {
@@ -248,8 +248,8 @@ impl Requests {
         self.engine.submit(0).map_err(|source| DeviceError::Io { queue, source })
     }
 
-    /// Reads requests from the queue, as many as there is room for and as the rate limit allows. The first request that exceeds a limit
-    /// stays in the queue, as if the driver had not added it yet.
+    /// Reads at most [`BATCH`] requests from the queue, and not more than `flights` has free indices. A request that exceeds the rate limit
+    /// or the limit on bytes stays in the queue, as if the driver had not added the request yet.
     fn pop(&mut self) -> Result<(), DeviceError> {
         (self.held, self.is_full) = (None, false);
         let most = self.free.len().min(BATCH);
@@ -318,7 +318,8 @@ impl Requests {
         }
     }
 
-    /// Continues a request whose last operation had `outcome`. Returns the answer when the request is complete.
+    /// Starts the next operation of the request at index `number`. `outcome` is the result of the last operation. Returns the answer if the
+    /// request is complete.
     fn advance(&mut self, number: usize, outcome: Result<(), Failure>, are_few: bool) -> Option<Answer> {
         let flight = self.flights.get_mut(number)?.as_mut()?;
         match outcome.and_then(|()| flight.next(&self.driver.memory)) {
@@ -402,7 +403,7 @@ impl Requests {
         }
     }
 
-    /// Lets the requests of a failed device end.
+    /// Continues the requests of a failed device until they end. Starts no new requests.
     fn end(&mut self) -> Result<(), DeviceError> {
         self.cancel_unwanted();
         let submitted = self.submit();
@@ -441,7 +442,7 @@ impl QueueTask for Requests {
 }
 
 impl Task for Requests {
-    /// Creates the io_uring ring. The thread cannot create another ring later, because its system calls are then filtered.
+    /// Creates the io_uring ring. The thread cannot create the ring later, because the thread's system calls are then filtered.
     fn begin(&mut self) {
         let size = u16::try_from(self.flights.len()).unwrap_or(u16::MAX);
         self.engine = Engine::new(self.disk.image.clone(), size, self.disk.mode);

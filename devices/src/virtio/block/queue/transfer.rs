@@ -14,7 +14,7 @@ use crate::virtio::block::image::buffer::Buffer;
 use crate::virtio::block::image::disk_image::Image;
 use crate::virtio::block::image::op::{Buffers, MAX_BUFFERS, Op};
 
-/// Maximum number of bytes per copy, if the kernel cannot use the guest's buffers directly.
+/// Maximum number of bytes that are copied at a time, if the kernel cannot use the guest's buffers directly.
 const MOST_COPIED: usize = 256 << 10;
 
 /// Reason why a request fails.
@@ -26,7 +26,7 @@ pub(in crate::virtio::block) enum Failure {
     Memory,
 }
 
-/// Buffer for the kernel.
+/// Buffer that the kernel reads or writes.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(in crate::virtio::block) struct IoBuffer(libc::iovec);
@@ -49,7 +49,7 @@ pub(in crate::virtio::block) fn list(buffers: &[IoBuffer]) -> Buffers {
 enum Memory {
     /// The kernel uses the guest's buffers directly.
     Lent {
-        /// Keeps the memory mapped.
+        /// Registration of the I/O. It keeps the guest memory mapped.
         io: HostIo,
         /// All buffers. The buffers before index `next` are done.
         buffers: SmallVec<[IoBuffer; 2]>,
@@ -70,8 +70,8 @@ pub(in crate::virtio::block) struct Transfer {
 }
 
 impl Transfer {
-    /// Creates a transfer between `parts` and the image from `offset` on. If the device's memory is translated, also returns the number
-    /// that `owner` uses to cancel the transfer.
+    /// Creates a transfer between `parts` and the image from `offset` on. If the kernel uses the guest's buffers directly and an IOMMU
+    /// translates their addresses, also returns the number that `owner` uses to cancel the transfer.
     pub(in crate::virtio::block) fn new(
         writes: bool,
         offset: u64,
@@ -133,7 +133,7 @@ impl Transfer {
         Ok(Some(if self.writes { Op::Write { buffers, offset } } else { Op::Read { buffers, offset } }))
     }
 
-    /// Records that the operation has transferred `bytes` bytes, at least one.
+    /// Records that the operation has transferred `bytes` bytes. `bytes` must be at least 1.
     pub(in crate::virtio::block) fn ended(&mut self, bytes: usize, memory: &DeviceMemory) -> Result<(), Failure> {
         let bytes = bytes.min(self.len - self.done);
         match &mut self.memory {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Trial of a measure that helps some drivers and hurts others. A *chance* is an opportunity to use the measure. The thread tries the
-//! measure sometimes, and continues to use the measure while it helps. While the measure does not help, the thread tries it less and less
-//! often.
+//! measure sometimes, and continues to use the measure while it helps. While the measure does not help, the thread tries the measure less
+//! and less often.
 
 /// Credit of a trial: `TRIAL` at its start, and at most `SURE` after gains. The trial ends when losses have used up the credit.
 const TRIAL: u16 = 4;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A disk device with its PCI transport. The tests act as its driver.
+//! A disk device with its PCI transport. The tests act as the driver of the disk.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,7 +26,7 @@ pub(super) const DATA: u64 = 0x10_0000;
 /// Addresses of the first queue's rings. The next queue's rings follow them.
 pub(super) const RINGS: [u64; 3] = [0x1000, 0x2000, 0x3000];
 const QUEUES: Rings = Rings { first: RINGS, stride: 0x3000, size: QUEUE_SIZE };
-/// Addresses of the request headers and status bytes, by descriptor.
+/// Addresses of the first request header and of the first status byte. Each descriptor of each queue has its own header and status byte.
 const HEADERS: u64 = 0x2_0000;
 const STATUSES: u64 = 0x3_0000;
 
@@ -51,7 +51,7 @@ pub(super) const PLAIN: Kind =
     Kind { mode: IoMode::Plain, translated: false, memory: 1, read_only: false, queues: 1, without: 0, limits: None };
 pub(super) const RING: Kind = Kind { mode: IoMode::Async, ..PLAIN };
 
-/// Returns all combinations of I/O mode, translation and copying.
+/// Returns all combinations of I/O mode, translation by an IOMMU, and copying of data.
 pub(super) fn kinds() -> impl Iterator<Item = Kind> {
     let modes = [PLAIN, RING].into_iter();
     let placed = modes.flat_map(|kind| [false, true].map(|translated| Kind { translated, ..kind }));
@@ -74,7 +74,7 @@ pub(super) fn file(bytes: &[u8]) -> File {
 }
 
 impl Harness {
-    /// Creates a disk with this content, initialised by its driver.
+    /// Creates a disk with this content, and initialises the disk as a driver does.
     pub(super) fn new(kind: Kind, content: File) -> Self {
         let bytes = content.metadata().unwrap().len();
         let mut harness = Self::silent(kind, content, bytes);
@@ -162,7 +162,7 @@ impl Harness {
     }
 
     /// Waits until all requests of the first queue have started. None of these requests may end during the call. The device starts requests
-    /// in order, so the function adds one more request that ends immediately, and waits for its answer.
+    /// in order. So this function adds one more request, which ends immediately, and waits for its answer.
     pub(super) fn begun(&mut self) {
         let before = self.used(0);
         let status = self.add(0, request::GET_ID, 0, &[(NAME, 20)]);
@@ -197,10 +197,10 @@ impl Harness {
     }
 }
 
-/// Returns bytes that differ from position to position.
+/// Returns `len` bytes that depend on their position and on `seed`.
 pub(super) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| u8::try_from(at * 7 % 251).unwrap() ^ seed).collect()
 }
 
-/// Feature that a driver without flushes does not accept.
+/// Features that a driver without flush requests does not accept.
 pub(super) const NO_FLUSH: u64 = feature::FLUSH;

@@ -146,7 +146,7 @@ fn malformed_chain_fails_the_device_until_reset() {
         |at| vec![(at, 16, NEXT), (1 << 40, 1, WRITE)],
         |at| vec![(at, 16, NEXT), (at, 0, WRITE)],
         |at| vec![(at, 16, NEXT), (u64::MAX, 2, WRITE)],
-        // The buffers are out of order, or the chain has no status.
+        // The first chain has a readable buffer after a writable buffer. The second chain has no status.
         |at| vec![(at, 16, NEXT), (at + 0x1000, 512, NEXT | WRITE), (at, 16, NEXT), (at + 0x2000, 1, WRITE)],
         |at| (0..64).map(|_| (at, 1, NEXT)).collect(),
     ];

@@ -36,7 +36,7 @@ fn reading(kind: Kind) -> (Harness, File, u64) {
     (disk, writer, first)
 }
 
-/// Lets a read of the pipe end after 50 ms.
+/// Writes to the pipe after 50 ms, so that a read of the image ends.
 fn end_late(mut writer: File) -> JoinHandle<File> {
     thread::spawn(move || {
         thread::sleep(Duration::from_millis(50));
@@ -110,7 +110,7 @@ fn resize_waits_for_requests_and_notifies_the_driver() {
         disk.device.resize(BYTES as u64 + 512).unwrap();
         assert_eq!((u64::from_le_bytes(disk.config(0)), disk.generation()), (sectors + 1, generation.wrapping_add(1)));
         assert_eq!(disk.call(request::OUT, sectors, &[(DATA, 512)]), status::OK);
-        // A paused disk stays paused.
+        // A resize does not resume a paused disk.
         disk.function.pause();
         disk.device.resize(BYTES as u64).unwrap();
         let refused = disk.add(0, request::OUT, sectors, &[(DATA, 512)]);
@@ -156,7 +156,7 @@ fn unmap_ends_requests_of_a_failed_disk() {
     let (mut disk, _writer) = slow(Kind { translated: true, ..RING });
     disk.add(0, request::IN, 0, &[(DATA, 512)]);
     disk.begun();
-    // Add more requests than the queue can hold.
+    // Set the index of the available ring so far ahead that the ring is invalid.
     disk.fill(RINGS[1] + 2, &0x7fffu16.to_le_bytes());
     disk.ring(0);
     disk.broken();

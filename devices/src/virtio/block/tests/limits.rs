@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the rate limit and of the limits on requests under way: a request above a limit waits, and blocks nothing else.
+//! Tests of the rate limit and of the limits on requests under way. A request that exceeds a limit waits, but does not block a pause, a
+//! reset or an UNMAP.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +19,8 @@ fn bucket(size: u64, refill_time: Duration) -> Option<BucketParams> {
     Some(BucketParams { size, one_time_burst: 0, refill_time })
 }
 
-/// Returns two alternatives: a limit on requests, and a limit on bytes. Under each, the first request passes, and the next request passes
-/// only after an hour.
+/// Returns two alternatives: a limit on requests, and a limit on bytes. With each of these limits, the first request passes immediately,
+/// and the next request passes only after an hour.
 fn stopped() -> [RateLimits; 2] {
     let hour = Duration::from_secs(3600);
     [RateLimits { ops: bucket(1, hour), bandwidth: None }, RateLimits { ops: None, bandwidth: bucket(512, hour) }]
@@ -93,13 +94,13 @@ fn only_read_and_write_data_uses_up_the_bandwidth_limit() {
     assert_eq!(disk.device.counters().flushes, 1);
 }
 
-/// Address where the same 1 MiB of RAM is mapped repeatedly.
+/// First IOVA of a range in which each MiB maps to the same 1 MiB of RAM.
 const ALIASES: u64 = 0x4000_0000;
 const MIB: u64 = 1 << 20;
 /// Maximum size of a request in MiB.
 const MOST_MIB: u64 = 256;
 
-/// Creates a disk behind an IOMMU whose driver can make requests of `mib` MiB.
+/// Creates a disk of `mib` MiB behind an IOMMU, and maps enough buffers for a request of `mib` MiB.
 fn with_large_buffers(kind: Kind, mib: u64) -> Harness {
     let image = tempfile::tempfile().unwrap();
     image.set_len(mib * MIB).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Test of a disk against a model: an array of bytes.
+//! Test that compares a disk with a model. The model is an array of bytes.
 
 use proptest::prelude::*;
 
@@ -32,7 +32,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Returns two buffers with `len` bytes in total. The first buffer starts `at` bytes after the start of a page.
+/// Returns two buffers with `len` bytes in total. The first buffer has at most `cut` bytes, and starts `at` bytes after the start of a
+/// page.
 fn buffers(len: u64, cut: u64, at: u64) -> Vec<(u64, u32)> {
     let cut = cut.min(len);
     let length = |len: u64| u32::try_from(len).unwrap();

@@ -45,7 +45,7 @@ fn busy_disk_needs_only_one_notification() {
         image,
         serial: [0; ID_BYTES],
         counts: Counts::default(),
-        // In this mode, a request has already ended when the call that starts the request returns.
+        // With plain I/O, each operation has already ended when the call that starts the operation returns.
         mode: IoMode::Plain,
         limiter: None,
         affinity: Default::default(),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of qcow2 disks: against a model, after a crash, and with backing files. `qemu-img`, if installed, checks the resulting images.
+//! Tests of qcow2 disks. The tests compare disks with a model, simulate crashes, and use backing files. `qemu-img`, if installed, checks
+//! the resulting images.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -34,7 +35,7 @@ const ALONE: ImageOptions = ImageOptions { backing_files: false, ..WRITTEN };
 
 type Storage = imago::file::File;
 
-/// Creates an image of `bytes` bytes with clusters of `cluster` bytes. `behind` is the name and format of its backing file.
+/// Creates an image of `bytes` bytes with clusters of `cluster` bytes. `behind` contains the name and the format of the backing file.
 fn create(path: &Path, bytes: u64, cluster: usize, behind: Option<(&str, &str)>) {
     let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
     let mut builder: imago::qcow2::Qcow2CreateBuilder<Storage> =
@@ -122,10 +123,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Runs `steps` on the image at `path`, whose content is `model`.
+/// Runs `steps` on the image at `path`. At the start, `model` is the content of the image.
 fn run(path: &Path, mut model: Vec<u8>, behind: bool, steps: &[Step]) -> Result<(), TestCaseError> {
     let mut disk = disk(path, WRITTEN);
-    // Possible content of each sector after a crash: the last flushed bytes, or any bytes written since.
+    // Possible content of each sector after a crash: the last flushed bytes, or any bytes written since that flush.
     let flushed = |model: &[u8]| model.chunks(512).map(|sector| vec![sector.to_vec()]).collect::<Vec<_>>();
     let mut may_be = flushed(&model);
     for step in steps {
@@ -168,7 +169,7 @@ fn run(path: &Path, mut model: Vec<u8>, behind: bool, steps: &[Step]) -> Result<
                 // The copy contains only the bytes of the file, and no data that this process caches in memory.
                 let copy = path.with_extension("crashed");
                 fs::copy(path, &copy).unwrap();
-                // QEMU does not open a locked backing file.
+                // If the image has a backing file, `qemu-img` cannot check the copy, because QEMU does not open a locked backing file.
                 if !behind {
                     assert_sound(&copy);
                 }
@@ -285,7 +286,8 @@ fn backing_file_must_be_allowed_and_have_a_format() {
     create(&path("front"), 1 << 20, 4096, Some(("raw.img", "raw")));
     let refused = |name: &str, options| Image::open(&path(name), options).unwrap_err().to_string();
     assert!(refused("front", ALONE).starts_with("has the backing file 'raw.img', but backing files are not allowed"));
-    // This image does not state the backing file's format. A guest may have made a raw file look like another format.
+    // This image does not state the backing file's format. Carom must not guess the format, because a guest may have made a raw file look
+    // like another format.
     let mut bytes = fs::read(path("front")).unwrap();
     let format = bytes.windows(8).position(|bytes| bytes == [0xe2, 0x79, 0x2a, 0xca, 0, 0, 0, 3]).unwrap();
     bytes[format..format + 4].copy_from_slice(&[0, 0, 0x12, 0x34]);
@@ -381,7 +383,7 @@ fn failed_host_write_fails_only_its_request() {
     assert_sound(&path);
 }
 
-/// `imago` would search for space for the missing block until the stack overflows.
+/// Carom must reject such an image for writing. Otherwise `imago` would search for space for the missing block until the stack overflows.
 #[test]
 fn image_without_first_refcount_block_is_only_readable() {
     let dir = tempfile::tempdir().unwrap();
@@ -396,7 +398,7 @@ fn image_without_first_refcount_block_is_only_readable() {
     assert_eq!(content(&mut disk(&path, READ), SECTORS), vec![0; BYTES]);
 }
 
-/// The file name of each image states the image's defect.
+/// The file name of an image states the image's defect, or starts with `valid_`.
 #[test]
 fn corpus_images_do_no_harm_and_valid_ones_work() {
     let corpus = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/qcow2"));

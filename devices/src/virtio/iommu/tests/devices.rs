@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of MAPs of guest-visible device memory, by drivers that never set the MMIO flag.
+//! Tests of MAP requests for guest-visible device memory. The driver never sets the MMIO flag.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -32,7 +32,7 @@ struct Rig {
     slot: u32,
 }
 
-/// Returns a guest that sees a file and registers. Its domain has a host device and an emulated device.
+/// Returns a guest to which a file and registers are visible. The domain has a host device and an emulated device.
 fn rig(discard_writes: bool) -> Rig {
     let memory = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
     let (msi, slots) = (Arc::new(FakeMsi::default()), Arc::new(FakeSlots::default()));
@@ -78,7 +78,7 @@ fn rig(discard_writes: bool) -> Rig {
 }
 
 impl Rig {
-    /// Maps a page for both devices. Returns the status.
+    /// Maps the page at `gpa` for the host device and the emulated device. Returns the status.
     fn map(&mut self, gpa: u64) -> u8 {
         self.guest.simple(&map(1, IOVA, IOVA + 0xfff, gpa, 3))
     }
@@ -109,7 +109,7 @@ fn file_that_the_guest_sees_is_mapped_for_all_devices() {
     let mut bytes = [0; 4];
     rig.file.read_exact_at(&mut bytes, 0x3008).unwrap();
     assert_eq!(u32::from_le_bytes(bytes), 0x1122_3344);
-    // The host device and I/O of the host kernel use the same page.
+    // The host device, and I/O of the host kernel for the emulated device, use the same page.
     let address = rig.guest.mapper.translate(IOVA).unwrap().0;
     let io = begin(&rig.device).unwrap();
     assert_eq!(io.ranges().iter().map(|range| (range.address, range.len)).collect::<Vec<_>>(), [(address, 16)]);

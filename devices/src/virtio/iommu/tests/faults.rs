@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::{BASIC, ENDPOINT, Guest, NEEDS_RESET, NOTIFY, OK, RAM, STATUS, WRITE};
 use crate::virtio::test_support::set_bus_master;
 
-/// Addresses of the driver's event queue. Its size is 4.
+/// Addresses of the driver's event queue. The queue has size 4.
 const DESCRIPTORS: u64 = 0x5000;
 const AVAILABLE: u64 = 0x6000;
 const USED: u64 = 0x7000;

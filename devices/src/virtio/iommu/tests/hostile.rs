@@ -15,12 +15,12 @@ use super::{
 };
 use crate::pci::PciDevice;
 
-/// Checks that an invalid queue, written by `describe`, needs a reset, and that the device works after the reset.
+/// Lets `describe` write an invalid queue. Checks that the device then needs a reset, and works after the reset.
 fn hostile(describe: impl Fn(&mut Guest)) {
     hostile_with(BASIC, describe);
 }
 
-/// Does the same as [`hostile`], for a driver that has accepted these features.
+/// Does the same as [`hostile`], for a driver that has accepted `features`.
 pub(super) fn hostile_with(features: u64, describe: impl Fn(&mut Guest)) {
     let mut guest = Guest::running(features);
     guest.memory.write_slice(&attach(ENDPOINT, 1), GuestAddress(BUFFERS)).unwrap();
@@ -53,8 +53,8 @@ fn buffers_outside_memory_need_a_reset() {
 #[test]
 fn broken_chains_need_a_reset() {
     let chains: [&[(u16, Descriptor)]; 6] = [
-        // These chains have a loop of one descriptor, a loop of two descriptors, a link out of the table, and a readable buffer after a
-        // writable buffer.
+        // In this order, these chains have: a loop of one descriptor, a loop of two descriptors, a link to an index outside the table, and
+        // a readable buffer after a writable buffer.
         &[(0, (BUFFERS, 4, NEXT, 0))],
         &[(0, (BUFFERS, 4, NEXT, 1)), (1, (BUFFERS, 4, WRITE | NEXT, 0))],
         &[(0, (BUFFERS, 20, NEXT, QUEUE_SIZE))],

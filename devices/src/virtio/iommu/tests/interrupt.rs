@@ -16,7 +16,7 @@ fn long_map() -> Vec<u8> {
     map(1, 0, 2 * PIECE - 1, 0, 3)
 }
 
-/// Returns a running device whose requests are interrupted. If `poll` is true, a thread may poll.
+/// Returns a running device that interrupts long requests. If `poll` is true, a thread may poll for requests.
 fn interrupted(features: u64, poll: bool) -> Guest {
     let mut guest = Guest::with(false, poll);
     guest.start(features);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the polling thread, with a driver that sends only notifications that the device asks for.
+//! Tests of the polling thread. The driver notifies the device only when the device asks for a notification.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ fn running_with(features: u64) -> Guest {
     guest
 }
 
-/// Spins until `done` returns true, as a driver does.
+/// Spins until `done` returns true, as a driver spins until an answer arrives.
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -47,7 +47,7 @@ fn notifications_wanted(guest: &Guest) -> bool {
     u32::from(flags) & VRING_USED_F_NO_NOTIFY == 0
 }
 
-/// True if the device wants a notification for the driver's next request.
+/// Returns true if the device wants a notification of the driver's next request.
 fn next_is_notified(guest: &Guest) -> bool {
     if guest.event_idx {
         return guest.memory.load::<u16>(GuestAddress(AVAIL_EVENT), Ordering::Acquire).unwrap() == guest.available;
@@ -55,7 +55,7 @@ fn next_is_notified(guest: &Guest) -> bool {
     notifications_wanted(guest)
 }
 
-/// Adds a request to the queue. If the device wants a notification, sends it and returns true.
+/// Adds a request to the queue. If the device wants a notification, notifies the device and returns true.
 fn put(guest: &mut Guest, request: &[u8], len: u32) -> bool {
     guest.memory.write_slice(request, GuestAddress(BUFFERS)).unwrap();
     guest.describe(0, (BUFFERS, len, NEXT, 1));
@@ -202,7 +202,7 @@ fn pause_serves_all_requests_and_stops_polling_until_resume() {
             assert!(next_is_notified(&guest));
             let served = guest.function.save().unwrap().payload["common"]["queues"][0]["served"].clone();
             assert_eq!(served["next_avail"], guest.available);
-            // Give the thread time to access the queue. It must not access the queue after the pause.
+            // After the pause, the thread must not access the queue. Wait, so that the test detects such an access.
             std::thread::sleep(Duration::from_millis(1));
             assert!(next_is_notified(&guest));
             guest.function.resume();
@@ -216,7 +216,7 @@ fn broken_chain_found_by_polling_needs_a_reset() {
     let mut guest = running();
     loop {
         make_polled(&mut guest, 1);
-        // The buffer is outside guest memory. The test needs a case without a notification, so that the poller finds the chain.
+        // The buffer is outside guest memory. Repeat until the device asks for no notification, so that the polling thread finds the chain.
         guest.describe(0, (1 << 40, 20, NEXT, 1));
         guest.make_available(0);
         if !notifications_wanted(&guest) {

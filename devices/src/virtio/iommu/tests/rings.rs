@@ -18,7 +18,7 @@ use super::{
 };
 use crate::pci::PciDevice;
 
-/// Address of indirect tables. It is not a multiple of 16, which is allowed.
+/// Address of indirect tables. The address need not be a multiple of 16.
 const TABLE: u64 = 0x18_0008;
 /// Address of `avail_event`, after the elements of the used ring.
 pub(super) const AVAIL_EVENT: u64 = USED + 4 + 8 * QUEUE_SIZE as u64;
@@ -42,8 +42,8 @@ fn size(descriptors: usize) -> u32 {
     u32::try_from(16 * descriptors).unwrap()
 }
 
-/// Sends a request with an indirect table. The first `in_ring` bytes of the request are in descriptors of the ring, one byte each, before
-/// the table. Returns the status.
+/// Sends a request with an indirect table. The first `in_ring` bytes of the request have direct descriptors of one byte each. The table's
+/// descriptors contain the remaining bytes. Returns the status.
 fn send_by_table(guest: &mut Guest, request: &[u8], in_ring: u16) -> u8 {
     guest.memory.write_slice(request, GuestAddress(BUFFERS)).unwrap();
     guest.memory.write_slice(&[0xcc; 8], GuestAddress(2 * BUFFERS)).unwrap();
@@ -71,7 +71,7 @@ fn request_may_use_an_indirect_table() {
     assert_eq!(send_by_table(&mut guest, &attach(ENDPOINT, 1), 0), OK);
     assert_eq!(send_by_table(&mut guest, &map(1, 0, 0xfff, 0x8000, 3), 4), OK);
     assert_eq!(guest.mapper.mappings().len(), 1);
-    // The device collects UNMAPs, and the addresses of their replies. These addresses must be right with an indirect table too.
+    // The device collects UNMAPs and the addresses of their replies. With an indirect table, these addresses must also be correct.
     assert_eq!(send_by_table(&mut guest, &unmap(1, 0, 0xfff), 2), OK);
     assert!(guest.mapper.is_empty());
     // This table is as long as the queue, and its descriptors are not in order.
@@ -190,7 +190,7 @@ impl Guest {
 #[test]
 fn device_asks_for_a_notification_of_each_next_element() {
     let mut guest = Guest::running(BASIC | EVENT_IDX);
-    // The loop includes a wrap-around of the index.
+    // The index of the ring wraps around during this loop.
     for turn in 0u32..0x1_0010 {
         assert_eq!(u32::from(guest.avail_event()), turn & 0xffff, "the driver would not notify");
         guest.describe(0, (BUFFERS, 0, 0, 0));
@@ -218,8 +218,8 @@ fn interrupts_follow_used_event_of_the_driver() {
     }
 }
 
-/// Runs a driver with several threads that notify the device only if the device asks for notifications. Each thread adds requests under a
-/// lock, and notifies the device outside the lock, as drivers do. In the end the device must have served all requests.
+/// Runs a driver with several threads. Each thread adds requests under a lock, and notifies the device outside the lock if the device asks
+/// for a notification. Drivers do the same. In the end, the device must have served all requests.
 #[test]
 fn driver_threads_that_notify_on_demand_lose_no_request() {
     const TURNS: usize = 3000;
@@ -232,7 +232,7 @@ fn driver_threads_that_notify_on_demand_lose_no_request() {
         guest.describe(2 * head + 1, (2 * BUFFERS, 4, WRITE, 0));
     }
     let used = || memory.load::<u16>(GuestAddress(USED + 2), Ordering::Acquire).unwrap();
-    // Index of the available ring.
+    // Next index of the available ring.
     let ring = Mutex::new(guest.available);
     let notified = AtomicUsize::new(0);
     let driver = || {
@@ -266,7 +266,7 @@ fn driver_threads_that_notify_on_demand_lose_no_request() {
             scope.spawn(driver);
         }
     });
-    // All requests have been served when the last notification has returned.
+    // When the last notification has returned, the device has served all requests.
     let total = u64::try_from(3 * TURNS).unwrap();
     assert_eq!(guest.handle.counters().requests.unmap, total);
     assert_eq!(u64::from(used()), (total + 1) & 0xffff);

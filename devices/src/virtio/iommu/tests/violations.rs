@@ -3,8 +3,8 @@
 //! Tests with drivers that break a rule of virtqueues. Each case names the section of virtio 1.4 that contains the rule.
 //! `docs/virtio-conformance.md` lists the cases.
 //!
-//! Where the specification leaves the device's behaviour open, the device either serves the request as the device reads it, or asks for a
-//! reset. The device must access only RAM, and must always work for the next driver.
+//! Where the specification leaves the device's behaviour open, the device either serves the request with the values that it reads, or asks
+//! for a reset. The device must access only RAM, and must always work for the next driver.
 
 use iommu_bounce::test_utils::attach;
 use vm_memory::{Bytes, GuestAddress};
@@ -25,7 +25,7 @@ enum Fate {
 }
 
 /// Lets `break_rule` write an invalid queue, and notifies the device. Then checks that the device works for a correct driver. Returns the
-/// outcome of the invalid queue.
+/// outcome of the request in the invalid queue.
 fn fate(features: u64, break_rule: impl FnOnce(&mut Guest)) -> Fate {
     let mut guest = Guest::running(features);
     guest.memory.write_slice(&attach(ENDPOINT, 1), GuestAddress(BUFFERS)).unwrap();
@@ -65,7 +65,7 @@ fn malformed_indirect_descriptor_is_served_or_needs_a_reset() {
         let came = fate(BASIC | features, |guest| {
             table(guest, descriptors);
             let len = u32::try_from(16 * descriptors.len()).unwrap();
-            // NEXT would lead to a buffer outside RAM.
+            // If the device followed NEXT, the next descriptor would describe a buffer outside RAM.
             guest.describe(0, (TABLE, len, flags, 7));
             guest.describe(7, (u64::MAX - 64, 4, WRITE, 0));
             guest.make_available(0);
@@ -126,7 +126,7 @@ fn buffer_across_a_hole_between_regions_of_ram_needs_a_reset() {
             guest.start(BASIC);
             guest.memory.write_slice(&attach(ENDPOINT, 1), GuestAddress(BUFFERS)).unwrap();
             guest.describe(0, (readable, 20, NEXT, 1));
-            // The buffer is longer than the hole, so both ends of the buffer may be in RAM.
+            // The writable buffer is longer than the hole, so both ends of the buffer may be in RAM.
             guest.describe(1, (writable, u32::try_from(RAM + 8).unwrap(), WRITE, 0));
             guest.make_available(0);
             guest.kick();
