@@ -8,7 +8,7 @@ use crate::counters::counters;
 use crate::reclaim::Reclaimed;
 
 counters! {
-    /// Counters of the device since its creation.
+    /// Counters of the device. All counters are 0 when the device is created.
     BalloonCounters {
         inflated_bytes: "Bytes that the guest added to the balloon.",
         deflated_bytes: "Bytes that the guest removed from the balloon.",

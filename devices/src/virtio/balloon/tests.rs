@@ -72,7 +72,7 @@ impl Harness {
         pages.into_iter().for_each(|page| self.ram.write_obj(MARK, GuestAddress(page * PAGE)).unwrap());
     }
 
-    /// Returns the pages of `pages` that still start with `MARK`: the device did not return them to the host.
+    /// Returns the pages of `pages` that still start with `MARK`. The device did not return these pages to the host.
     fn kept(&self, pages: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let is_kept = |page: &u64| self.ram.read_obj::<u64>(GuestAddress(page * PAGE)).unwrap() == MARK;
         pages.into_iter().filter(is_kept).collect()

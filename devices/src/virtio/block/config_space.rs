@@ -7,12 +7,12 @@ use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RIN
 use super::image::disk_image::Image;
 use super::spec::{CONFIG_BYTES, SECTOR, feature};
 
-/// Maximum number of sectors in one range of a discard request. This number of sectors is 4 GiB.
+/// Maximum size of one range of a discard request, in sectors. The maximum is 4 GiB.
 pub(super) const MAX_DISCARD_SECTORS: u32 = 1 << 23;
 /// Maximum number of ranges in a discard request.
 pub(super) const MAX_DISCARD_RANGES: u32 = 16;
-/// Maximum number of sectors in the range of a write-zeroes request. This number of sectors is 64 MiB. The device may have to write all
-/// these zeroes, and a pause waits for the writes. The limit therefore bounds the time of a pause.
+/// Maximum size of the range of a write-zeroes request, in sectors. The maximum is 64 MiB. The device may have to write all these zeroes,
+/// and a pause waits for the writes. The limit therefore bounds the time of a pause.
 pub(super) const MAX_ZEROES_SECTORS: u32 = 1 << 17;
 /// Maximum number of ranges in a write-zeroes request.
 pub(super) const MAX_ZEROES_RANGES: u32 = 1;
@@ -27,7 +27,7 @@ pub(super) fn features(image: &Image, queues: u16) -> u64 {
     rings | always | several | writing | discards
 }
 
-/// True if a discard returns space to the host.
+/// Returns true if a discard returns space to the host.
 pub(super) fn gives_back(image: &Image) -> bool {
     !image.is_read_only() && !image.is_allocated()
 }
@@ -37,7 +37,7 @@ pub(super) fn capacity(image: &Image) -> [u8; 8] {
     image.sectors().to_le_bytes()
 }
 
-/// Returns the configuration of a disk backed by `image`. The field of [the capacity](capacity) is 0.
+/// Returns the configuration of a disk backed by `image`, with a capacity of 0. [`capacity`] returns the real capacity.
 pub(super) fn bytes(image: &Image, queues: u16, queue_size: u16) -> [u8; CONFIG_BYTES] {
     let mut bytes = [0; CONFIG_BYTES];
     let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);

@@ -5,7 +5,7 @@
 use crate::counters::counters;
 
 counters! {
-    /// Counters of the device since its creation.
+    /// Counters of the device. All counters are 0 when the device is created.
     BlockCounters {
         read_ops: "Reads from disks.",
         read_bytes: "Bytes read from disks.",

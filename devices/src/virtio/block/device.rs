@@ -62,7 +62,7 @@ impl VirtioBlock {
     /// the size is changed.
     ///
     /// # Errors
-    /// The reason why the size stays unchanged.
+    /// The size stays unchanged. The [`ResizeError`] states the reason.
     pub fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         self.queues.while_paused(|| self.disk.image.resize(bytes))?;
         if let Some(driver) = self.queues.driver() {

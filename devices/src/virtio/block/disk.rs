@@ -20,16 +20,16 @@ use crate::virtio::{DeviceError, Interrupt};
 
 /// State that all queues of a disk share.
 pub(super) struct Disk {
-    /// Name of the disk, for logs and threads.
+    /// Name of the disk in logs and thread names.
     pub(super) id: String,
     pub(super) image: Arc<Image>,
     /// Serial number that the guest reads.
     pub(super) serial: [u8; ID_BYTES],
     pub(super) counts: Counts,
     pub(super) mode: IoMode,
-    /// Rate limit. Several disks can share a limiter.
+    /// Rate limiter, which several disks can share. `None` means no limit.
     pub(super) limiter: Option<Arc<RateLimiter>>,
-    /// Host CPUs for each queue's thread, by queue. If a queue has no entry, its thread runs on any CPU.
+    /// Host CPUs for the queues' threads. The key is the queue's index. If a queue has no entry, its thread may run on any CPU.
     pub(super) affinity: BTreeMap<u16, HostCpus>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Disk {
 pub(super) struct Owner {
     queue: u16,
     interrupt: Arc<dyn Interrupt>,
-    /// Wakes the queue's thread.
+    /// Event that wakes the queue's thread.
     doorbell: EventFd,
     /// Numbers of the transfers to cancel.
     unwanted: Mutex<Vec<u64>>,

@@ -59,9 +59,9 @@ pub struct BlockParams {
     pub queue_size: u16,
     /// I/O method.
     pub mode: IoMode,
-    /// Rate limit. Several disks can share a limiter.
+    /// Rate limiter, which several disks can share. `None` means no limit.
     pub limiter: Option<Arc<RateLimiter>>,
-    /// Host CPUs for each queue's thread, by queue. If a queue has no entry, its thread runs on any CPU.
+    /// Host CPUs for the queues' threads. The key is the queue's index. If a queue has no entry, its thread may run on any CPU.
     pub affinity: BTreeMap<u16, HostCpus>,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,

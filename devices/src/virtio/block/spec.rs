@@ -55,11 +55,11 @@ pub mod status {
 
 /// Size of a sector in bytes. Requests give positions and lengths in sectors, even if the block size is larger.
 pub const SECTOR: u64 = 512;
-/// Size of a request header in bytes. Its fields are type, reserved field and sector.
+/// Size of a request header in bytes. The fields are the type, a reserved field and the sector.
 pub const HEADER: usize = 16;
 /// Size of the disk's serial number in bytes.
 pub const ID_BYTES: usize = 20;
-/// Size of a range in a discard or write-zeroes request, in bytes. Its fields are sector, number of sectors and flags.
+/// Size of a range in a discard or write-zeroes request, in bytes. The fields are the first sector, the number of sectors and the flags.
 pub const RANGE_BYTES: usize = 16;
 /// Range flag: the device may deallocate the range.
 pub const UNMAP: u32 = 1 << 0;

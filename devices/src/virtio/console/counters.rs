@@ -5,7 +5,7 @@
 use crate::counters::counters;
 
 counters! {
-    /// Counters of the device since its creation.
+    /// Counters of the device. All counters are 0 when the device is created.
     ConsoleCounters {
         tx_bytes: "Bytes that the guest printed on its console.",
         rx_bytes: "Bytes that the guest read from its console.",

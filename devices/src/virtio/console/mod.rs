@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-console: a terminal for the guest with a single port (virtio 1.3, section 5.3).
+//! virtio-console: a terminal for the guest (virtio 1.3, section 5.3). The device has a single port.
 //!
 //! [`spec`] contains the specification's constants, and `device` is the interface to the transport. `ends` is the host's side of the
 //! console, which the device and its thread share. `traffic` is the task of the thread that serves the queues, and `state` is the saved

@@ -9,9 +9,9 @@ pub const PCI_CLASS: u32 = 0x07_8000;
 
 /// Indices of the queues of the only port (section 5.3.2).
 pub mod queue {
-    /// Buffers for input from the host.
+    /// Queue for input from the host.
     pub const RX: u16 = 0;
-    /// Output of the driver.
+    /// Queue for output of the driver.
     pub const TX: u16 = 1;
 }
 
@@ -21,6 +21,6 @@ pub mod feature {
     pub const SIZE: u64 = 1 << 0;
 }
 
-/// Size of the configuration in bytes. Its fields are columns and rows (section 5.3.4). The later fields belong to features that the device
-/// does not offer.
+/// Size of the configuration in bytes. The fields are columns and rows (section 5.3.4). The specification has further fields only for
+/// features that the device does not offer.
 pub const CONFIG_BYTES: usize = 4;

@@ -54,7 +54,7 @@ struct Gate(Sender<()>, Receiver<()>);
 
 impl Write for Gate {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Both calls fail once the test is over.
+        // Both calls fail after the test has ended.
         let _ = self.0.send(());
         let _ = self.1.recv();
         Ok(bytes.len())

@@ -57,8 +57,8 @@ impl Traffic {
         driver.interrupt.config_changed(true);
     }
 
-    /// Prints the next request. Returns false if there is no request, or if an order to the thread interrupted the request. An interrupted
-    /// request stays in the queue.
+    /// Prints the next request. Returns false if there is no request, or if an order to pause or stop interrupted the request. An
+    /// interrupted request stays in the queue.
     fn print(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<bool, DeviceError> {
         const INDEX: u16 = queue::TX;
         let Some((driver, queue)) = queues.get(INDEX) else { return Ok(false) };
@@ -81,7 +81,7 @@ impl Traffic {
         Ok(whole)
     }
 
-    /// Prints the buffers, except the bytes that were already printed before a pause. Returns false if an order to the thread arrived
+    /// Prints the buffers, except the bytes that were already printed before a pause. Returns false if an order to pause or stop arrived
     /// before the end.
     ///
     /// # Errors
@@ -155,7 +155,7 @@ impl Traffic {
 /// Stores the buffers of a print request in `buffers`.
 ///
 /// # Errors
-/// The rule that the request breaks.
+/// The request breaks a rule. The error names this rule.
 fn readable_buffers(
     chain: Chain<&DmaView<'_>>,
     queue_size: u16,

@@ -111,7 +111,7 @@ impl IommuHandle {
     /// Translates an access of an emulated device behind the IOMMU. If no mapping allows the access, reports a fault to the driver.
     ///
     /// # Errors
-    /// The fault that was reported.
+    /// No mapping allows the access. The error is the reported fault.
     pub fn translate(&self, endpoint: EndpointId, iova: u64, access: Permissions) -> Result<Translation, Fault> {
         let outcome = lock(&self.engine).translate(endpoint, iova, access);
         if outcome.is_err() {
@@ -142,7 +142,7 @@ impl IommuHandle {
     /// guest again.
     ///
     /// # Errors
-    /// A [`RestoreError`] that names the mapping.
+    /// A mapping cannot be restored. The [`RestoreError`] names the mapping.
     pub fn restore_device_memory(&self) -> Result<(), RestoreError> {
         lock(&self.engine).restore_device_memory()
     }

@@ -13,7 +13,7 @@
 //! * The thread serves requests for less than 1/32 of its time.
 //!
 //! The holder of the lock on the queues owns the request queue. The thread watches the ring without the lock. If a notification is in
-//! flight when the thread takes over, the vCPU that sent it serves the queue.
+//! flight when the thread takes over, the vCPU that sent the notification serves the queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -70,7 +70,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// True if the driver has added requests since the last batch.
+    /// Returns true if the driver has added requests since the last batch.
     pub(super) fn sees_requests(&self) -> bool {
         let index: Result<u16, _> = self.memory.load(self.index, Ordering::Acquire);
         // The read cannot fail, because the ring's address was checked when the driver set up the queue.
@@ -120,7 +120,7 @@ impl Queues {
         lock_soon(&self.stalls).map(|stalls| *stalls)
     }
 
-    /// Makes a driver active. Its queues are not started yet.
+    /// Makes a driver active. The driver's queues are not started yet.
     pub(super) fn open(&self, driver: &Driver) {
         let number = self.drivers.fetch_add(1, Ordering::Relaxed);
         *lock(&self.active) = Some(Active {
@@ -146,7 +146,7 @@ impl Queues {
         }
     }
 
-    /// Stops a queue, and returns the queue's position. When this function returns, no thread accesses the queue any more.
+    /// Stops a queue, and returns the position in its rings. When this function returns, no thread accesses the queue any more.
     pub(super) fn stop(&self, index: u16) -> Option<QueueState> {
         let mut active = lock(&self.active);
         let active = active.as_mut()?;
@@ -162,7 +162,7 @@ impl Queues {
         }
     }
 
-    /// Returns the position of a queue.
+    /// Returns the position in the rings of a queue.
     pub(super) fn state(&self, index: u16) -> Option<QueueState> {
         let active = lock(&self.active);
         let active = active.as_ref()?;

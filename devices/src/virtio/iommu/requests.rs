@@ -83,18 +83,18 @@ impl RequestQueue {
         wants_interrupt(&mut self.queue, memory).map_err(ring_error(REQUEST_QUEUE))
     }
 
-    /// True if the VMM interrupted the next request. This request is still in the queue.
+    /// Returns true if the VMM interrupted the next request. This request is still in the queue.
     pub(super) fn is_interrupted(&self) -> bool {
         self.interrupted
     }
 
-    /// True if requests are pending.
+    /// Returns true if requests are pending.
     pub(super) fn has_requests(&self, memory: &Ram) -> Result<bool, DeviceError> {
         let index = self.queue.avail_idx(&NearMemory::new(memory), Ordering::Acquire);
         index.map(|index| index.0 != self.queue.next_avail()).map_err(ring_error(REQUEST_QUEUE))
     }
 
-    /// Returns the position of the queue.
+    /// Returns the position in the rings of the queue.
     pub(super) fn state(&self) -> QueueState {
         QueueState::of(&self.queue)
     }
@@ -105,8 +105,8 @@ impl RequestQueue {
         self.queue.disable_notification(memory).map_err(ring_error(REQUEST_QUEUE))
     }
 
-    /// Asks the driver for notifications again. Returns true if the driver has already added further requests. The driver may send no
-    /// notification for these requests.
+    /// Asks the driver for notifications again. Returns true if the driver has already added further requests. The caller must serve these
+    /// requests, because the driver may send no notification for them.
     pub(super) fn resume_notifications(&mut self, memory: &Ram) -> Result<bool, DeviceError> {
         self.suppressed = false;
         self.queue.enable_notification(memory).map_err(ring_error(REQUEST_QUEUE))
@@ -151,7 +151,7 @@ impl RequestQueue {
             let room = chain.writable.min(MAX_REPLY);
             let used = engine.handle(readable, &mut reply[..room]).min(room);
             if engine.take_interrupted() {
-                // Put the request back, as if the driver had not added it yet.
+                // Put the request back, as if the driver had not added the request yet.
                 self.queue.set_next_avail(first);
                 self.interrupted = true;
                 return Ok(taken);

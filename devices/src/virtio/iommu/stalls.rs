@@ -7,7 +7,7 @@
 //! of the ring. The time between two reads of the clock is short, unless the host, or a hypervisor below the host, ran something else on
 //! the CPU. If the thread finds requests after a long time without a CPU, the requests waited at most for this time.
 //!
-//! The engine reads the clock around each request anyway, so this measurement costs only a few comparisons for each batch.
+//! The engine reads the clock before and after each request anyway, so this measurement costs only a few comparisons for each batch.
 
 use std::time::{Duration, Instant};
 

@@ -412,7 +412,7 @@ fn batch_is_served_in_one_notification() {
     assert_eq!(guest.last_used(), (14, 4));
 }
 
-/// Sends several requests with one notification. Each request is in its own 0x100 bytes. Returns the statuses.
+/// Sends several requests with one notification. Each request has its own 0x100 bytes of memory. Returns the statuses.
 fn batch(guest: &mut Guest, requests: &[Vec<u8>]) -> Vec<u8> {
     for (turn, request) in (0u16..).zip(requests) {
         let at = BUFFERS + 0x100 * u64::from(turn);

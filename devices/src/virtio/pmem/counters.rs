@@ -5,7 +5,8 @@
 use crate::counters::counters;
 
 counters! {
-    /// Counters of the device since its creation. Reads and writes of the memory cause no exits, so they cannot be counted.
+    /// Counters of the device. All counters are 0 when the device is created. Reads and writes of the memory cause no exits, so they cannot
+    /// be counted.
     PmemCounters {
         flushes: "Completed flushes of persistent memory.",
         errors: "Flushes of persistent memory that failed on the host.",

@@ -37,7 +37,7 @@ use crate::platform::{DeviceObserver, Doorbells, MemorySlots, MsiAllocator};
 pub struct PmemParams {
     /// Name of the device in logs, thread names and the API.
     pub id: String,
-    /// File, open for reading, and also for writing unless writes are discarded.
+    /// File that backs the memory. The file must be open for reading. It must also be open for writing, unless `discard_writes` is true.
     pub file: File,
     /// Name of the file in messages.
     pub path: String,
@@ -45,7 +45,7 @@ pub struct PmemParams {
     pub size: u64,
     /// True if the device discards the guest's writes: they do not reach the file, and are lost when the device is removed.
     pub discard_writes: bool,
-    /// Platform interface that registers the memory as a slot.
+    /// Platform interface that registers the memory as a KVM memory slot.
     pub slots: Arc<dyn MemorySlots>,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,

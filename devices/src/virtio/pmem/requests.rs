@@ -54,7 +54,7 @@ impl Requests {
             (head, Request::read(memory, walk(chain, size)).map_err(broken(QUEUE))?)
         };
         queue.note(head, (0, request.kind.into()));
-        // Drop the view of the memory before the flush, because an UNMAP of the guest waits for views. It must not wait for the disk.
+        // The view of the memory is dropped before the flush, so that an UNMAP of the guest does not wait for the disk.
         let status = if request.kind == FLUSH { self.flush() } else { status::FAILED };
         queue.note_status(head, u8::try_from(status).unwrap_or(u8::MAX));
         let memory = &driver.memory.view();

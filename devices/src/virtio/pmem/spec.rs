@@ -17,7 +17,7 @@ pub mod feature {
     pub const SHMEM_REGION: u64 = 1 << 0;
 }
 
-/// Size of the configuration in bytes. Its fields are le64 start and le64 size (section 5.19.4).
+/// Size of the configuration in bytes. The fields are le64 start and le64 size (section 5.19.4).
 pub const CONFIG_BYTES: usize = 16;
 
 /// Request to make all data written so far durable (section 5.19.6).

@@ -5,7 +5,7 @@
 use crate::counters::counters;
 
 counters! {
-    /// Counters of the device since its creation.
+    /// Counters of the device. All counters are 0 when the device is created.
     RngCounters {
         requests: "Served requests for random bytes.",
         bytes: "Random bytes given to the guest.",

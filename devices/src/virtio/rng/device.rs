@@ -20,7 +20,7 @@ use crate::virtio::{DeviceProperties, DeviceQueues, VirtioDevice};
 /// Role of the thread that reads random bytes from a file for a guest.
 pub const ROLE: ThreadRole = ThreadRole { name: "rng", calls: &[] };
 
-/// Maximum size of the queue. A driver has one request at a time in the queue.
+/// Maximum size of the queue. Linux's driver has only one request at a time in the queue.
 const QUEUE_SIZES: [u16; 1] = [256];
 
 /// A virtio-rng device.

@@ -26,7 +26,7 @@ pub(super) fn path(path: &Path, name: &str) -> PathBuf {
 /// Opens and locks a backing file. `format` is the format that the image states for its backing file.
 ///
 /// # Errors
-/// The reason why the file cannot be used.
+/// The file cannot be used. The [`ImageError`] states the reason.
 pub(super) fn open(path: &Path, format: Option<&str>, direct: bool) -> Result<Backing, ImageError> {
     let is_qcow2 = match format {
         Some("raw" | "file" | "host_device") => false,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Images: host files and block devices that contain a disk. A raw image contains the bytes of the disk unchanged. Other formats encode the
-//! bytes.
+//! Images: host files and block devices that contain a disk. A raw image contains the bytes of the disk unchanged. Files in other formats
+//! also contain metadata.
 
 use std::fs::File;
 use std::io;
@@ -75,7 +75,7 @@ pub struct Image {
     physical: u32,
     /// Alignment that a buffer's address must have, so that the kernel can use the buffer directly.
     memory: usize,
-    /// True if the file is in the host's memory.
+    /// True if the file is in the host's memory (tmpfs).
     in_memory: bool,
     read_only: bool,
     /// Lock of the image. The lock is the last field, so that the fields that read and write the image are dropped first. `None` for an
@@ -87,7 +87,7 @@ impl Image {
     /// Opens an image and locks it. A read-only image shares its lock with other readers.
     ///
     /// # Errors
-    /// The reason why the image cannot be used.
+    /// The image cannot be used. The [`ImageError`] states the reason.
     pub fn open(path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
         let (file, device) = host_file::open(path, options.read_only)?;
         Self::of_file(file, device, path, options)
@@ -97,7 +97,7 @@ impl Image {
     /// `path`.
     ///
     /// # Errors
-    /// The reason why the image cannot be used.
+    /// The image cannot be used. The [`ImageError`] states the reason.
     pub(in crate::virtio::block) fn of_file(
         file: File,
         device: bool,
@@ -211,7 +211,7 @@ impl Image {
     /// make the file grow again.
     ///
     /// # Errors
-    /// The reason why the size stays unchanged.
+    /// The size stays unchanged. The [`ResizeError`] states the reason.
     pub(in crate::virtio::block) fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let block = self.block;
         if bytes == 0 || !bytes.is_multiple_of(block.into()) {
@@ -272,7 +272,8 @@ impl Image {
 
     /// Returns true if the kernel can use a buffer with this address and length directly.
     pub(in crate::virtio::block) fn takes(&self, address: usize, len: usize) -> bool {
-        // The qcow2 code needs buffers that do not change while it uses them, so it never uses guest memory directly.
+        // During an operation of the qcow2 code, the content of its buffers must not change. The guest can change guest memory, so the
+        // qcow2 code never uses guest memory directly.
         self.qcow2.is_none()
             && (self.memory == 1
                 || address.is_multiple_of(self.memory) && (len as u64).is_multiple_of(self.block.into()))

@@ -146,6 +146,7 @@ pub(super) fn reopen(file: BorrowedFd<'_>, read_only: bool) -> io::Result<File> 
 }
 
 /// Returns a byte that no other reader in this PID namespace uses as its mark. A reader in another PID namespace may use the same byte.
+/// Each of these two readers may then wait for the other reader when it releases its lock, but at most [`LAST_CLOSE`].
 fn reader_mark() -> i64 {
     let number = READERS.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
     MARKS + 1 + (i64::from(std::process::id()) << 24 | number)
@@ -229,7 +230,7 @@ mod tests {
         assert!(matches!(ImageLock::take(&open_again(path), false, None), Err(ImageError::Used { .. })));
         let own = lock.file.as_raw_fd();
         forget(lock);
-        // SAFETY: The descriptor is open, and the lock that owned it was forgotten.
+        // SAFETY: The descriptor is open, and `forget` has prevented the lock that owned the descriptor from closing it.
         drop(unsafe { OwnedFd::from_raw_fd(own) });
         requests
     }

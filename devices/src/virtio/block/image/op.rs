@@ -32,7 +32,7 @@ pub(in crate::virtio::block) enum Op {
     Sync,
 }
 
-/// List of buffers in this process, at most [`MAX_BUFFERS`].
+/// List of at most [`MAX_BUFFERS`] buffers in this process's memory.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::virtio::block) struct Buffers {
     pub(in crate::virtio::block) first: *const libc::iovec,
@@ -45,7 +45,7 @@ pub(in crate::virtio::block) const MAX_BUFFERS: usize = 1024;
 /// Result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::virtio::block) struct Ended {
-    /// Number that the operation was started with.
+    /// Number that the caller gave the operation at its start.
     pub(in crate::virtio::block) number: u64,
     /// Number of bytes that were read or written, or a negative error number.
     pub(in crate::virtio::block) result: i32,

@@ -66,7 +66,7 @@ impl Qcow2Image {
     /// start at the directory of `path`.
     ///
     /// # Errors
-    /// The reason why the image cannot be used.
+    /// The image cannot be used. The [`ImageError`] states the reason.
     pub(super) fn open(file: &File, path: &Path, options: ChainOptions) -> Result<Self, ImageError> {
         let Header { cluster, l1 } = qcow2_header::check(file, options.writable)?;
         let l1 = Arc::new(Mutex::new(L1Table::at(l1)));
@@ -224,9 +224,9 @@ unsafe fn readable<'b>(buffers: Buffers) -> IoVector<'b> {
     vector
 }
 
-/// Opens the image in `file` and its backing files. The image's header has been checked. The chain has at most [`MOST_IMAGES`] images.
-/// `chain` contains the identities of the images that were opened before. Adds the locks of the backing files to `locks`. Returns the
-/// access to the chain, and true if the image has a backing file.
+/// Opens the image in `file` and its backing files. The caller must have checked the image's header. The chain may have at most
+/// [`MOST_IMAGES`] images. `chain` contains the identities of the images that were opened before. Adds the locks of the backing files to
+/// `locks`. Returns the access to the chain, and true if the image has a backing file.
 fn open_chain(
     file: &File,
     l1: Arc<Mutex<L1Table>>,

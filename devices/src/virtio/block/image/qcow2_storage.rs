@@ -20,7 +20,7 @@ use imago::{Storage, StorageExt};
 
 use crate::sync::lock;
 
-/// Position of the L1 table, and the part of the table that waits to be written.
+/// Position of the L1 table, and the part of the table that must still be written to the file.
 #[derive(Debug, Default)]
 pub(super) struct L1Table {
     /// Byte range of the table in the file.

@@ -80,7 +80,7 @@ mod tests {
     fn footer_gives_the_disk_size() {
         let (file, len) = image(|_| {});
         assert_eq!(size(&file, len).unwrap(), 4096);
-        // Some tools make the file larger than the disk size in the footer (here 2048 bytes).
+        // Some tools make a file that is larger than the disk. Here, the disk has 2048 bytes.
         let (file, len) = image(|footer| footer[54] = 8);
         assert_eq!(size(&file, len).unwrap(), 2048);
     }

@@ -67,7 +67,7 @@ impl Engine {
         match &mut self.ring {
             // SAFETY: The caller guarantees what `Ring::begin` requires.
             Some(ring) if !(are_few && copies(ring.image())) => unsafe { ring.begin(number, op) },
-            // SAFETY: The caller guarantees what `Plain::run` requires; the operation ends before this returns.
+            // SAFETY: The caller guarantees what `Plain::run` requires; the operation ends before this function returns.
             _ => unsafe { self.plain.run(number, op) },
         }
     }

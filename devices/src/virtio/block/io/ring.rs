@@ -18,8 +18,8 @@ use crate::virtio::block::image::op::{Buffers, Ended, Op};
 /// Operation number that all cancel operations use. The ring ignores completions with this number.
 const CANCEL: u64 = u64::MAX;
 
-/// Operations that a ring allows. All other operations fail. The restriction is needed because all threads can write to a ring's queues,
-/// which are in shared memory. System call filters do not see the content of these queues.
+/// Operations that a ring allows. The kernel rejects all other operations. The restriction is needed because all threads can write to a
+/// ring's queues, which are in shared memory. System call filters do not see the content of these queues.
 const NEEDED: [u8; 7] = [
     opcode::Read::CODE,
     opcode::Write::CODE,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Time between requests, measured while the thread polls for them.
+//! Time between requests, measured while the thread polls for requests.
 
 use std::time::Duration;
 

@@ -131,7 +131,7 @@ impl Parts {
 /// Walks `chain` and reads the request's header.
 ///
 /// # Errors
-/// The rule that the chain breaks. The request cannot be answered in these cases:
+/// The chain breaks a rule, so the request cannot be answered. The error names the rule. A chain breaks a rule in these cases:
 /// - A link points outside the table or the links form a loop.
 /// - The chain is longer than its queue.
 /// - A device-readable buffer follows a device-writable one (virtio 1.4, section 2.7.4.2).

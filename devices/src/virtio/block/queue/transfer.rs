@@ -51,7 +51,7 @@ enum Memory {
     Lent {
         /// Registration of the I/O. It keeps the guest memory mapped.
         io: HostIo,
-        /// All buffers. The buffers before index `next` are done.
+        /// All buffers. The buffers before index `next` are completely transferred.
         buffers: SmallVec<[IoBuffer; 2]>,
         next: usize,
     },

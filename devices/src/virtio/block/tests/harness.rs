@@ -189,7 +189,7 @@ impl Harness {
         self.call(kind, 0, &[(DATA, u32::try_from(16 * ranges.len()).unwrap())])
     }
 
-    /// Returns bytes of the image.
+    /// Returns `len` bytes of the image, from `offset` on.
     pub(super) fn image(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.content.read_exact_at(&mut bytes, offset).unwrap();

@@ -137,8 +137,8 @@ fn malformed_chain_fails_the_device_until_reset() {
     };
     type Chain = fn(u64) -> Vec<(u64, u32, u16)>;
     let chains: [Chain; 9] = [
-        // The defects of these chains: no status, no header, an incomplete header, a header outside memory, a status outside memory, an
-        // empty status buffer, and a wrapping status buffer.
+        // In this order, these chains have: no status, no header, an incomplete header, a header outside memory, a status outside memory,
+        // an empty status buffer, and a status buffer that wraps around.
         |at| vec![(at, 16, 0)],
         |at| vec![(at, 16, WRITE)],
         |at| vec![(at, 15, NEXT), (at + 0x1000, 513, WRITE)],
@@ -146,7 +146,7 @@ fn malformed_chain_fails_the_device_until_reset() {
         |at| vec![(at, 16, NEXT), (1 << 40, 1, WRITE)],
         |at| vec![(at, 16, NEXT), (at, 0, WRITE)],
         |at| vec![(at, 16, NEXT), (u64::MAX, 2, WRITE)],
-        // The first chain has a readable buffer after a writable buffer. The second chain has no status.
+        // The first of these chains has a readable buffer after a writable buffer. The second has no status.
         |at| vec![(at, 16, NEXT), (at + 0x1000, 512, NEXT | WRITE), (at, 16, NEXT), (at + 0x2000, 1, WRITE)],
         |at| (0..64).map(|_| (at, 1, NEXT)).collect(),
     ];

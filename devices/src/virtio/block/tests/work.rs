@@ -195,8 +195,8 @@ fn driver_without_flush_feature_is_served() {
 
 #[test]
 fn large_read_into_many_unaligned_buffers_is_complete() {
-    // The buffers have odd addresses and cross page boundaries. Behind the IOMMU, each page is a separate mapping. If the data is copied,
-    // the read is larger than one copy (256 KiB).
+    // The buffers have odd addresses and cross page boundaries. Behind the IOMMU, each page is a separate mapping. The read is larger than
+    // 256 KiB, so a disk that copies data needs several copies.
     for kind in kinds() {
         let mut disk = Harness::silent(kind, file(&pattern(IMAGE, 0)), IMAGE as u64);
         disk.start();

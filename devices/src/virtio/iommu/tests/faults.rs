@@ -40,7 +40,7 @@ fn kick_events(guest: &Guest) {
     guest.write(NOTIFY + 4, &[1, 0]);
 }
 
-/// Returns all used elements: descriptor and length.
+/// Returns the descriptor index and the length of each used element.
 fn used(guest: &Guest) -> Vec<(u32, u32)> {
     let count: u16 = guest.memory.read_obj(GuestAddress(USED + 2)).unwrap();
     let element = |n: u16| {
