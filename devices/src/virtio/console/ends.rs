@@ -51,7 +51,7 @@ impl Incoming {
 pub(super) struct Ends {
     pub(super) incoming: Mutex<Incoming>,
     pub(super) output: Mutex<Box<dyn Write + Send>>,
-    /// Number of bytes of the next print request that are already printed. The number is not 0 only if a pause interrupted the request.
+    /// Number of bytes of the next print request that are already printed. The number is 0, unless a pause interrupted the request.
     pub(super) printed: AtomicUsize,
     pub(super) counts: Counts,
 }

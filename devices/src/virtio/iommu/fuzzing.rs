@@ -226,8 +226,8 @@ pub fn device(data: &[u8]) {
 /// Restores a saved state from `data`. The device may accept or reject the state. In both cases, the device must work for the next driver.
 ///
 /// # Panics
-/// The device does not work for the next driver, or uses more window memory than it has. Or a restored state changes when the state is
-/// saved and restored again.
+/// The device does not work for the next driver, or uses more window memory than the size of its memory region. Or a restored state changes
+/// when the state is saved and restored again.
 pub fn state(data: &[u8]) {
     let Ok(state) = serde_json::from_slice::<DeviceState>(data) else { return };
     let mut machine = Machine::new();

@@ -138,8 +138,8 @@ impl IommuHandle {
         self.devices.as_ref()
     }
 
-    /// Restores those mappings of the restored state that map device memory. Call this function after the device memory is visible to the
-    /// guest again.
+    /// Restores the mappings of device memory from the saved state. Call this function after the device's `restore`, when the device memory
+    /// is visible to the guest again.
     ///
     /// # Errors
     /// A mapping cannot be restored. The [`RestoreError`] names the mapping.

@@ -6,8 +6,8 @@
 //! itself. So when requests arrive fast, this thread takes over the request queue. The thread suppresses notifications (virtio 1.3, section
 //! 2.7.7), watches the available ring, and serves requests while the driver spins for the answer *in* the guest.
 //!
-//! While the thread polls, it continues to measure requests. The thread stops polling and asks for notifications again in each of these
-//! cases:
+//! While the thread polls, it continues to measure how fast requests arrive. The thread stops polling and asks for notifications again in
+//! each of these cases:
 //! * Polling is forbidden.
 //! * No request arrived for 32 times the duration of one request (at least 50 µs, at most 5 ms).
 //! * The thread serves requests for less than 1/32 of its time.

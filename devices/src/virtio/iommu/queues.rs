@@ -295,8 +295,8 @@ fn lock_or_wait<T>(mutex: &Mutex<T>) -> (MutexGuard<'_, T>, bool) {
 }
 
 impl Active {
-    /// Serves a queue after a notification, or after polling has found requests. If there are pending faults, or if `queue` is the event
-    /// queue, then delivers the faults.
+    /// Serves a queue after a notification, or after polling has found requests. Afterwards, delivers faults if faults are pending or
+    /// `queue` is the event queue.
     fn serve(&mut self, queue: u16, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
         let (mut engine, late) = lock_or_wait(engine);
         if let (REQUEST_QUEUE, Some(requests)) = (queue, &mut self.requests) {

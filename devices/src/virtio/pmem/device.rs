@@ -110,7 +110,7 @@ impl VirtioDevice for VirtioPmem {
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let PmemState { size } = state.payload(STATE.0, STATE.1)?;
         if size != self.size {
-            let rule = format!("the saved device has {size} bytes, but this device has {}", self.size);
+            let rule = format!("the saved device has {size} bytes of memory, but this device has {}", self.size);
             return Err(StateError::rule("size", rule));
         }
         self.queues.restore_paused();

@@ -31,7 +31,7 @@ impl IdlePoll {
     /// Returns the time to poll for requests from `now` on, when no request is pending. If the time is zero, the caller must sleep
     /// immediately.
     pub(super) fn begin(&mut self, now: Instant) -> Duration {
-        // Keep the first start time if there is one. The thread was then woken without new requests.
+        // If there is already a start time, keep it: the thread was woken, but not by new requests.
         self.idle_since.get_or_insert(now);
         self.poll_time = if self.trial.is_on() { self.gap.poll_time() } else { Duration::ZERO };
         self.poll_time

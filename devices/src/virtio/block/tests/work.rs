@@ -39,7 +39,8 @@ fn request_may_be_split_into_any_buffers() {
         let mut disk = Harness::new(kind, file(&pattern(IMAGE, 0)));
         let offset = disk.offset();
         let at = |address: u64| address + offset;
-        // The request is a write. The header and the data are split into buffers of odd lengths, and share one of them.
+        // The request is a write. The header and the data are split into buffers of odd lengths. One buffer contains the end of the header
+        // and the start of the data.
         let mut all = Vec::new();
         all.extend(request::OUT.to_le_bytes());
         all.extend([0; 4]);
