@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests of the guest patch in a debug kernel: KASAN, lockdep, DMA API debugging, kmemleak, and injected allocation failures.
-//! `scripts/test debug` builds this kernel and runs the tests. Each test takes minutes, so a plain `scripts/test` leaves these
-//! tests out.
+//! `scripts/test debug` builds this kernel and runs the tests. Each test takes minutes, so a plain `scripts/test` does not run
+//! them.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -24,7 +24,7 @@ static SITE: LazyLock<Site> = LazyLock::new(|| Site::from_env().expect("scripts/
 /// 350 s on a busy host.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
-/// Shell functions. `reports` prints the kernel's complaints, kmemleak's findings, and the number of their lines.
+/// Shell functions. `reports` prints kmemleak's reports, the kernel's warnings, and the total number of printed lines.
 const FUNCTIONS: &str = r#"
 POOLS=/sys/kernel/debug/iommu_bounce
 reports() {
@@ -45,7 +45,8 @@ reports() {
 mapped_slots() {
     awk '/^slots_(read|write|rw)_/ { n += $2 } /^free_/ { n -= $2 } END { print n + 0 }' $POOLS/*/stats
 }
-# Waits until the pools have returned all chunks, and prints what is left. A lost slot would keep its chunk.
+# Waits at most 30 s until the pools have returned all chunks. Prints the mapped slots, the remaining chunks and some counters.
+# A slot that is never freed keeps its chunk.
 settle() {
     for pool in $POOLS/*; do echo 100 >"$pool/idle_ms"; done
     i=0
@@ -102,7 +103,7 @@ fn verified(outcome: &Outcome, times: usize) {
     workload::check_verified(outcome, times).unwrap_or_else(|error| panic!("{error:#}"));
 }
 
-/// Asserts that the guest maps nothing any more, and that its pools have returned all memory.
+/// Asserts that no slot of the guest's pools is mapped, and that the pools have returned all chunks.
 fn settled(outcome: &Outcome) {
     assert_eq!(number(outcome, "CAROM-MAPPED"), 0, "console:\n{}", outcome.console);
     assert_eq!(number(outcome, "CAROM-CHUNKS"), 0, "console:\n{}", outcome.console);
@@ -129,14 +130,14 @@ fn io_is_verified() {
 /// Bytes that network cards send in large packets.
 const BYTES: u64 = 1 << 19;
 
-/// Jobs of devices, one after the other. Each has the names of its class and driver, and the job.
+/// Jobs that run one after the other. Each tuple contains the device's class, the driver's name, and the job.
 type Jobs<'a> = &'a [(&'a str, &'a str, String)];
 
-/// Runs jobs of [`devices`] with bouncing for all DMA that may bounce. Each device is then unbound from its driver, and the
-/// kernel checks that the driver has left no mappings.
+/// Runs jobs of [`devices`] with bouncing for all DMA that may bounce. After each job, the device is unbound from its driver,
+/// and the kernel checks that the driver has removed all its mappings.
 fn drivers_keep_the_rules(guest: impl FnOnce(&str) -> Guest, jobs: Jobs<'_>) {
-    // On a kernel with PREEMPT_RT, xHCI stays bound: usb_hcd_pci_remove() calls the interrupt handler with interrupts off, and
-    // this kernel complains.
+    // On a kernel with PREEMPT_RT, do not unbind xHCI: usb_hcd_pci_remove() calls the interrupt handler with interrupts off,
+    // and such a kernel prints a warning.
     let unless = |driver: &str| if driver == "xhci_hcd" { "uname -v | grep -q PREEMPT_RT || " } else { "" };
     let unbind = |driver: &str| {
         let unless = unless(driver);
@@ -155,8 +156,8 @@ fn drivers_keep_the_rules(guest: impl FnOnce(&str) -> Guest, jobs: Jobs<'_>) {
     assert_eq!(figures.len(), jobs.len(), "console:\n{}", outcome.console);
     for ((_, driver, _), figures) in jobs.iter().zip(figures) {
         println!("{driver}: {figures}");
-        // Cards send more than BYTES, and drives write more than cards send. The first mappings may find no slot, so half is
-        // enough here.
+        // Each device transfers at least BYTES bytes. The first mappings may not bounce, because the pool has no chunk yet, so
+        // require only half of the bytes.
         assert!(figures.copied_in > BYTES / 2, "{driver}: {figures:?}");
     }
 }
@@ -241,7 +242,8 @@ settle
 
 #[guest_test]
 fn driver_is_unbound_and_bound_under_load() {
-    // Each round unbinds the drive with I/O in flight. Every second round also takes the drive out of its domain.
+    // Each round unbinds the drive's driver while I/O is in flight. In every second round, VFIO also moves the drive to another
+    // domain for a moment.
     let verify = workload::fio_verify(2, 16);
     let work = format!(
         r#"
@@ -270,21 +272,21 @@ settle
     settled(&outcome);
     let busy = outcome.values("CAROM-IN-FLIGHT").filter(|slots| *slots != "0").count();
     assert!(busy >= 1, "the drive was idle each time it was unbound; console:\n{}", outcome.console);
-    // A domain that ends returns its chunks, so each new domain adds chunks again.
+    // The pool returns its chunks when VFIO replaces the drive's domain. Afterwards, the pool adds chunks again.
     assert!(number(&outcome, "CAROM-SUM-chunk_adds") > 2, "console:\n{}", outcome.console);
 }
 
 #[guest_test]
 fn memory_runs_out_while_io_runs() {
-    // Every third allocation that the patch's functions make, directly or in their callees, fails while chunks are added and
-    // removed. Allocations of slabs and of pages fail. The patch's files are next to each other in the kernel image. The last
-    // of these files contains dma_bounce_debugfs_del().
+    // While chunks are added and removed, about every third slab or page allocation by the patch's functions and their callees
+    // fails. The code of the patch's files is contiguous in the kernel image, from FIRST to LAST. The last of these files
+    // contains dma_bounce_debugfs_del().
     let work = format!(
         r#"
 FIRST=$(grep ' [tT] \(__\)\?dma_bounce_' /proc/kallsyms | sort | sed -n '1s/ .*//p')
 LAST=$(sed -n 's/ [tT] dma_bounce_debugfs_del$//p' /proc/kallsyms)
 for pool in $POOLS/*; do echo 20 >"$pool/idle_ms"; done
-# Interrupts during such a function are excluded: their work is independent of it.
+# An interrupt during such a function does unrelated work, so allocations in interrupts do not fail.
 for task in /proc/[0-9]*; do echo 1 >"$task/make-it-fail" 2>/dev/null || true; done
 for kind in failslab fail_page_alloc; do
     knobs=/sys/kernel/debug/$kind
@@ -321,11 +323,11 @@ settle
 }
 
 /// Shell functions.
-/// - `inject TASKS LONG PERCENT` makes PERCENT % of all allocations fail, both slabs and pages. With `Y N` this affects
-///   marked tasks, but not interrupts on top of them. With `N Y` it affects all tasks, but only allocations that cannot wait
-///   for memory.
-/// - `try_io TASKS LONG PERCENT` runs verified I/O three times in a marked process while allocations fail, and prints the
-///   results.
+/// - `inject TASKS LONG PERCENT` makes PERCENT % of all allocations fail, both slabs and pages. With TASKS `Y` and LONG `N`,
+///   only allocations of marked tasks fail, and none in interrupts. With `N` and `Y`, allocations of all tasks fail, but only
+///   those that cannot wait for memory.
+/// - `try_io TASKS LONG PERCENT` runs verified I/O three times while allocations fail, and prints the results. The process that
+///   does the I/O is marked.
 const INJECT: &str = r#"
 inject() {
     for kind in failslab fail_page_alloc; do
@@ -344,7 +346,7 @@ worker() {
     set -- $(pidof fio | tr ' ' '\n' | sort -n)
     echo "$2"
 }
-# Prints fio's status, and the number of lines about wrong data.
+# Runs fio three times. Prints each time its status, and the number of its lines about wrong data.
 try_io() {
     before=$(failures)
     for round in 1 2 3; do
@@ -353,7 +355,8 @@ try_io() {
         verifier=$!
         until worker=$(worker); [ -n "$worker" ] || [ -e /tmp/done ]; do sleep 0.2; done
         [ -z "$worker" ] || echo 1 >"/proc/$worker/make-it-fail"
-        # Other tasks must work, because bounced I/O hardly allocates. A shell ends if it cannot start a process, so this shell starts none.
+        # Bounced I/O hardly allocates memory, so other tasks must cause allocations that fail. A shell ends if it cannot start
+        # a process, so this shell starts no process while allocations fail.
         for other in 1 2 3 4; do
             until [ -e /tmp/over ]; do sleep 0.2; done 2>/dev/null &
         done
@@ -373,7 +376,8 @@ fallbacks() { awk '/^fallback_/ { n += $2 } END { print n + 0 }' $POOLS/*/stats;
 #[guest_test]
 fn memory_runs_out_anywhere_while_io_runs() {
     // All I/O must bounce, because a mapping outside of the pools may fail. So the pools first allocate the memory that they
-    // need, and keep it. The debugging checks are known to turn themselves off when they get no memory.
+    // need, and keep it. Some debugging checks report that they have no memory and turn themselves off. KNOWN excludes these
+    // reports.
     let verify = workload::fio_verify(4, 16);
     let work = format!(
         r#"
@@ -382,7 +386,7 @@ verify() {{
 {verify}
 }}
 {INJECT}
-# The last chunk of its kind and size stays six times as long. The pool checks at intervals of half of idle_ms.
+# The pools keep idle chunks for 20 s, and the last chunk of each kind and size six times as long.
 for pool in $POOLS/*; do echo 20000 >"$pool/idle_ms"; done
 verify
 verify
@@ -416,10 +420,11 @@ settle
 
 #[guest_test]
 fn memory_runs_out_while_mappings_are_removed() {
-    // Nothing bounces, so every transfer is mapped and unmapped. Every third allocation for unmapping fails.
+    // Nothing bounces, so every transfer is mapped and unmapped. About every third allocation of viommu_unmap_pages() fails.
     //
-    // If the host keeps a mapping, the next mapping at the same address fails unnoticed, and data goes to the memory of the old
-    // mapping. If only the guest keeps a mapping, the drive cannot return to its domain.
+    // If an unmapped range were still mapped on the host, the next mapping at this address would fail unnoticed, and the drive
+    // would access the memory of the old mapping. If the range were still mapped only in the guest's records, the drive could
+    // not return to its domain.
     let work = format!(
         r#"
 START=$(sed -n 's/ t viommu_unmap_pages$//p' /proc/kallsyms)
@@ -454,9 +459,9 @@ bind_nvme
 
 #[guest_test]
 fn guest_sleeps_with_chunks_backed() {
-    // Suspends as far as the kernel's test mode of suspend (`pm_test`) permits: all drivers and the platform suspend and resume.
-    // The NVMe driver of 6.12 freezes its queues in one work item and thaws them in another, and lockdep complains about that.
-    // The test ignores this complaint.
+    // Suspends as far as the kernel's test mode of suspend (`pm_test`) permits: all drivers and the platform suspend and
+    // resume. The NVMe driver of Linux 6.12 freezes its queues in one work item and thaws them in another. KNOWN excludes
+    // lockdep's reports about this.
     let verify = workload::fio_verify(4, 32);
     let work = format!(
         r#"
@@ -484,8 +489,8 @@ settle
 #[guest_test]
 fn budget_is_cut_under_load() {
     let verify = workload::fio_verify(6, 32);
-    // Requests of each size are always in flight. So the idle chunks are never enough for a cut of the budget, and the pool must
-    // also drain chunks in use.
+    // fio keeps requests of all sizes in flight. So too few chunks are idle when the budget is cut, and the pool must also
+    // drain chunks that are in use.
     let job = format!(
         r#"{FUNCTIONS}{WAIT_FOR_NVME}
 fio --name=load --filename=/dev/nvme0n1 --direct=1 --rw=randread --ioengine=libaio --iodepth=16 --bsrange=4k-256k --blockalign=4k \

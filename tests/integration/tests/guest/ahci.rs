@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! SATA drive on a passed-through AHCI controller. Its driver has not opted in to bouncing.
+//! SATA drive on a passed-through AHCI controller. The controller's driver has not opted in to bouncing.
 
 use carom_integration::devices::Figures;
 use carom_integration::harness::guest_test;
@@ -21,10 +21,10 @@ fn sata_drive_is_left_alone_by_default() {
 fn every_byte_of_a_bounced_sata_drive_is_right() {
     let figures = verified("on");
 
-    // The job writes and reads 4 MiB in mixed sizes, which takes more requests than this. The first requests may find no slot
-    // yet.
+    // The job writes and reads 4 MiB in mixed sizes, so well over 200 requests bounce. Only the first requests may not bounce,
+    // because the pool has no chunk yet.
     assert!(figures.bounced > 200, "{figures:?}");
-    // A read first copies its buffer to the slot, because this driver does not promise that the drive overwrites the whole
-    // buffer.
+    // Before a read, the kernel copies the buffer to the slot, because this driver does not promise that the drive overwrites
+    // the whole buffer.
     assert!(figures.copied_in > 6 * MIB && figures.copied_out > 3 * MIB, "{figures:?}");
 }

@@ -98,7 +98,8 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Created);
     assert_eq!(status(&calls.make(client.pause_vm()).unwrap_err()), 500);
 
-    // The client fails if the answer has no PCI address, but a device that is added before the boot has no address yet.
+    // A device that is added before the boot has no PCI address yet. The client cannot parse an answer without an address, so
+    // the test ignores this error.
     let device = |id: &str| DeviceConfig {
         iommu: Some(true),
         id: Some(id.into()),
@@ -168,8 +169,8 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     let expected = "starting booting booted pausing paused resuming resumed rebooting rebooted shutdown booting booted shutdown \
                     deleted booting booted shutdown deleted shutdown";
     assert_eq!(names_of(&["vm", "vmm"]), expected);
-    // In each boot, the driver activates the virtio-iommu. Only the reboot reports a reset: shutdown and deletion release the
-    // device instead. All other events are of the VMs' console.
+    // In each boot, the guest's driver activates the virtio-iommu. Only the reboot reports a reset of the device, because
+    // shutdown and deletion remove the device. All other events of virtio devices are from `_console`.
     let of_devices = events.iter().filter(|event| event.source == "virtio-device");
     let (of_iommu, others): (Vec<_>, Vec<_>) =
         of_devices.partition(|event| event.properties == json!({"id": "_iommu"}));
@@ -180,7 +181,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
 
 #[guest_test(slow = "exhausted_budget_falls_back_and_loses_nothing covers the load, and unit tests cover the change")]
 fn guest_follows_a_changed_budget_under_load() {
-    // The job runs verified I/O all the time. The pause between two runs leaves all slots idle.
+    // The job repeats verified I/O. In the pause between two runs, no slot is in use.
     let verify = workload::fio_verify(16, 64);
     let job = format!("{WAIT_FOR_NVME}\nwhile [ ! -e /stop ]; do\n{verify}\necho CAROM-ROUND\nsleep 0.5\ndone\n");
     let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
@@ -211,7 +212,7 @@ fn guest_follows_a_changed_budget_under_load() {
     let start = Instant::now();
     put("/api/v1/vm.iommu-bounce", json!({"budget": 4 * MIB, "threshold": 16384}));
     while backed() > 4 * MIB {
-        // The limit is generous, because the emulated machine may be slow. The actual time is printed below; the goal on real
+        // The limit is generous, because the emulated machine may be slow. The actual time is printed below. The goal on real
         // hardware is two seconds.
         assert!(start.elapsed() < Duration::from_secs(120), "the guest keeps its chunks: {}", bounce());
         thread::sleep(Duration::from_millis(20));
@@ -227,7 +228,7 @@ fn guest_follows_a_changed_budget_under_load() {
     let console = vmm.console();
     assert!(console.matches("CAROM-VERIFY 0 ").count() >= 6, "{console}");
     assert!(
-        // The last line may be incomplete.
+        // The last line may be incomplete, so ignore it.
         console
             .rsplit_once('\n')
             .map_or("", |(whole, _)| whole)

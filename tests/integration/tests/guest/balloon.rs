@@ -15,8 +15,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, end, info, put};
 use crate::support::{MIB, SITE};
 
-/// Returns a job that uses memory once, frees it, and then works with the drive in endless rounds. After every fourth round, the
-/// job uses memory again, unless a large balloon leaves the guest too little RAM.
+/// Returns a job that uses memory once, frees it, and then writes and verifies the drive in endless rounds. After every fourth
+/// round, the job uses memory again, unless a large balloon leaves the guest too little RAM.
 fn use_memory_and_work() -> String {
     let verify = workload::fio_verify(4, 8);
     format!(
@@ -69,13 +69,13 @@ fn counters(vmm: &ApiVmm) -> Value {
     vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1["_balloon"].take()
 }
 
-/// Resizes the balloon of a guest of 512 MiB to `mib`, and waits until it has this size.
+/// Sets the size of a balloon to `mib` MiB, and waits until the balloon has this size. The guest must have 512 MiB of RAM.
 pub(crate) fn resize(vmm: &ApiVmm, mib: u64) {
     put(vmm, "vm.resize", &json!({"desired_balloon": mib * MIB}));
     wait_until(vmm, "the balloon", || info(vmm)["memory_actual_size"] == (512 - mib) * MIB);
 }
 
-/// Waits until the job has finished more rounds, and asserts that all data of the drive was correct.
+/// Waits for two more rounds of the job, and asserts that the data read from the drive was correct in all rounds.
 fn drive_works(vmm: &ApiVmm) {
     let rounds = vmm.console().matches("CAROM-ROUND").count();
     vmm.wait_for("CAROM-ROUND", rounds + 2, BOOT_TIME).unwrap();

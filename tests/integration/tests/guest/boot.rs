@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Boot of both kernel formats, with one and two vCPUs, and with memory below and above the PCI hole.
+//! Boot of kernels in both formats (bzImage and ELF), with one and two vCPUs, and with memory below and above the PCI hole.
 
 use carom_integration::harness::guest_test;
 use carom_integration::{Guest, Kernel};
 
 use crate::support::{number, run};
 
-/// Job that reports what the kernel sees of the machine, and counts timer interrupts of each CPU while all CPUs work.
+/// Job that prints the number of CPUs and the size of the memory. Then it keeps all CPUs busy for a while, and prints the
+/// number of CPUs that have had timer interrupts.
 const LOOK: &str = r#"
 echo "CAROM-CPUS $(nproc)"
 echo "CAROM-MEMORY-KIB $(awk '/^MemTotal:/ { print $2 }' /proc/meminfo)"
@@ -54,8 +55,8 @@ fn elf_on_two_vcpus() {
 
 #[guest_test]
 fn memory_above_the_pci_hole_is_usable() {
-    // The guest has 3.25 GiB of RAM. The PCI hole begins at 3 GiB, so the last 256 MiB of RAM have addresses above 4 GiB. The host
-    // allocates only touched memory.
+    // The guest has 3.25 GiB of RAM. The PCI hole begins at 3 GiB, so the last 256 MiB of RAM have addresses above 4 GiB. The
+    // host allocates only the pages that the guest touches, so the test needs less memory.
     let job = format!(
         "{LOOK}\necho \"CAROM-HIGH $(awk '/System RAM/ {{ split($1, r, \"-\"); if (length(r[1]) > 8) print \"0x\" r[1] }}' /proc/iomem)\"\n"
     );

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guest whose device bypasses the virtio-iommu and can access all of its RAM. Carom maps the RAM in several pieces, so that
-//! the VM can be paused after each piece.
+//! the VM can be paused between two pieces.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ fn vm_pauses_in_time_while_all_ram_is_mapped_for_bypass() {
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let payload = payload(&vmm, " iommu=pt");
     create_and_boot(&vmm, json!({"payload": payload, "memory": {"size": RAM}, "devices": [drive(0, "drive", true)]}));
-    // Pause the VM at arbitrary times. A pause must be short, whatever requests the guest makes meanwhile.
+    // Pause the VM at arbitrary times. Each call must return soon, even while Carom maps RAM for the guest's requests.
     let (mut longest, mut pauses) = (0, 0);
     while counter(&vmm, "_iommu", "mapped_bytes") < RAM - 64 * MIB {
         let start = Instant::now();

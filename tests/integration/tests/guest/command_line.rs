@@ -10,7 +10,7 @@ use carom_integration::{Ended, Finished, Limits, Site, run_limited};
 
 use crate::support::{SITE, required};
 
-/// Runs `command` in an empty directory, which must still be empty afterwards.
+/// Runs `command` in an empty directory, and asserts that the command leaves no files there.
 fn run(mut command: Command) -> Finished {
     let (cwd, logs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     command.current_dir(cwd.path()).env("TMPDIR", cwd.path());
@@ -19,7 +19,7 @@ fn run(mut command: Command) -> Finished {
     let finished = run_limited(&mut command, &logs.path().join("console"), limits, None).unwrap();
 
     let left: Vec<_> = fs::read_dir(cwd.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert!(left.is_empty(), "left behind: {left:?}");
+    assert!(left.is_empty(), "files left behind: {left:?}");
     finished
 }
 
@@ -167,8 +167,8 @@ fn bounce_with_invalid_values() {
     }
 }
 
-/// Returns a command that runs `command` with an empty file system mounted on `directory`. With `/dev` or `/dev/vfio`, the host seems
-/// to have no such devices.
+/// Returns a command that runs `command` with an empty file system mounted on `directory`. With `/dev` or `/dev/vfio` as
+/// `directory`, the command finds no device files.
 fn without(directory: &str, command: &Command) -> Command {
     let mut outer = Command::new("unshare");
     let script = format!("mount -t tmpfs tmpfs {directory} && exec \"$@\"");
@@ -186,7 +186,7 @@ fn no_access_to_kvm() {
     assert_mistake(&run_as_nobody(nobody), &["/dev/kvm"], "no right to /dev/kvm");
 }
 
-/// The working directory of [`run`] belongs to root, so this command runs elsewhere.
+/// Runs `command` in `/`, because an unprivileged user cannot enter the working directory of [`run`].
 fn run_as_nobody(mut command: Command) -> Finished {
     let logs = tempfile::tempdir().unwrap();
     command.current_dir("/");

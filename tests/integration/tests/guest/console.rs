@@ -19,7 +19,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{self, create_and_boot, info};
 use crate::support::SITE;
 
-/// Job that prints much text, then runs what is typed.
+/// Job that prints 2000 lines. Then it prints the terminal's size for the typed line `size`, ends for `end`, and echoes other
+/// lines.
 const JOB: &str = r#"
 seq 1 2000 | sed 's/^/CAROM-LINE /'
 echo CAROM-READY
@@ -32,7 +33,7 @@ while read -r line; do
 done </dev/hvc0
 "#;
 
-/// The user's end of the console.
+/// User's side of the console: the pseudoterminal, and the text that it has shown.
 struct User {
     terminal: File,
     seen: String,
@@ -78,8 +79,8 @@ fn count(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
     counters[device][name].as_u64().unwrap_or_else(|| panic!("no {device} {name}: {counters}"))
 }
 
-/// Boots a guest with `console=hvc0`, `parameters` and the configuration `more`. Checks the console's output, its input and its
-/// terminal sizes.
+/// Boots a guest on `hvc0` with additional kernel `parameters` and the additional configuration `more`. Checks the console's
+/// output, input and sizes.
 fn converse(parameters: &str, more: Value) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, JOB).unwrap();
     let cmdline = format!("console=hvc0 quiet panic=-1 oops=panic mitigations=off nmi_watchdog=0 {parameters}");
@@ -92,13 +93,13 @@ fn converse(parameters: &str, more: Value) -> ApiVmm {
     user.wait_for("CAROM-READY\n");
     let lines: Vec<&str> = user.seen.lines().filter(|line| line.starts_with("CAROM-LINE ")).collect();
     let expected: Vec<String> = (1..=2000).map(|number| format!("CAROM-LINE {number}")).collect();
-    assert!(lines == expected, "{} lines came:\n{}", lines.len(), user.seen);
+    assert!(lines == expected, "{} lines were printed:\n{}", lines.len(), user.seen);
     user.type_line("hello, guest");
     user.wait_for("CAROM-TYPED hello, guest\n");
     user.type_line("size");
     user.wait_for("CAROM-SIZE 40 100\n");
     user.resize(132, 50);
-    // The device checks for a new size periodically.
+    // Wait, because the device checks the terminal's size only periodically.
     thread::sleep(Duration::from_secs(2));
     user.type_line("size");
     user.wait_for("CAROM-SIZE 50 132\n");

@@ -15,17 +15,17 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, put};
 use crate::support::{MIB, SITE};
 
-/// Simultaneous API clients. The VMM opens a descriptor for each.
+/// Number of simultaneous API clients. The VMM opens a descriptor for each client.
 const CLIENTS: usize = 8;
-/// Descriptors that the VMM may still open for the guest.
+/// Number of descriptors that the VMM can open for the guest after [`leave_few`].
 const FOR_THE_GUEST: u64 = 3;
 
 fn open_descriptors(vmm: &ApiVmm) -> u64 {
     fs::read_dir(format!("/proc/{}/fd", vmm.pid())).unwrap().count() as u64
 }
 
-/// Lowers the VMM's limit of open descriptors. The VMM reserves a quarter of the limit for other work, so it can open only
-/// [`FOR_THE_GUEST`] more for the guest. Returns the limit.
+/// Lowers the VMM's limit on open descriptors, and returns the new limit. The VMM reserves a quarter of the limit for other
+/// work. So it can open only [`FOR_THE_GUEST`] more descriptors for the guest.
 fn leave_few(vmm: &ApiVmm) -> u64 {
     let limit = (open_descriptors(vmm) + FOR_THE_GUEST) * 4 / 3;
     let pid = Pid::from_raw(i32::try_from(vmm.pid()).unwrap());

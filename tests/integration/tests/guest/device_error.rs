@@ -20,8 +20,8 @@ use crate::support::{SITE, required};
 /// Poisoned TLP received: an uncorrectable error that leaves the link intact (PCI Express 6.0, section 7.8.4.2, bit 12).
 const POISONED: u32 = 1 << 12;
 
-/// Makes the host's kernel see an error of the device. The module reads a `struct aer_error_inj` of 32 bytes: bus, device
-/// and function in one byte each, and the uncorrectable errors at offset 4. The other bytes are 0 here.
+/// Makes the host's kernel handle `errors` as if the device had reported them. The module reads a `struct aer_error_inj` of 32
+/// bytes: bus, device and function in one byte each, and the uncorrectable errors at offset 4. The other bytes are 0 here.
 fn inject(address: &str, errors: u32) {
     let hex = |text: &str| u8::from_str_radix(text, 16).unwrap();
     let mut request = [0; 32];
@@ -31,8 +31,7 @@ fn inject(address: &str, errors: u32) {
     file.write_all(&request).expect("the error is injected");
 }
 
-/// Waits until this number of errors was reported and the VM is paused after the last error. Checks that the VM stays
-/// paused.
+/// Waits until `times` errors have been reported and the VM is paused. Checks that the VM then stays paused.
 fn wait_paused(vmm: &ApiVmm, times: usize) {
     let start = Instant::now();
     let reported = || {
@@ -99,7 +98,7 @@ fn device_error_pauses_the_guest_until_the_client_decides() {
 #[guest_test(needs(ErrorInjection))]
 fn error_ends_a_guest_without_a_client_to_resume_it() {
     let card = required(SITE.aer.as_ref(), "a device below a root port (CAROM_AER)");
-    // The test uses only the files of this VMM.
+    // The tested VMM is started below, without an API. `other` only provides the kernel and the initramfs.
     let other = ApiVmm::start(&SITE, COUNT).unwrap();
     let (dir, path) = (tempfile::tempdir().unwrap(), |name: &str, file: &str| format!("{name}={file}"));
     let [console, events, log] = ["console", "events", "log"].map(|name| dir.path().join(name));

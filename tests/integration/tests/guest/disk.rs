@@ -22,10 +22,10 @@ use crate::support::{MIB, SITE, number, run};
 /// Size of the images, in bytes.
 pub(crate) const SIZE: u64 = 64 * MIB;
 
-/// Offset in MiB at which a guest writes the numbers from 1 on, one per line.
+/// Offset in MiB at which a guest writes the numbers from 1 to [`NUMBERS`], one per line.
 pub(crate) const NUMBERS_AT: u64 = 32;
 
-/// Last of these numbers.
+/// Last number that a guest writes at [`NUMBERS_AT`].
 pub(crate) const NUMBERS: u32 = 200_000;
 
 /// Creates an empty image.
@@ -113,7 +113,7 @@ fn disk_behind_the_iommu_is_served_through_a_window() {
 
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
     assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the disk had no window: {host:?}");
-    // fio alone makes more than 500 requests to the disk.
+    // fio alone sends more than 500 requests to the disk. Without a window, the guest would map the buffer of each request.
     assert!(host.requests.map < 250, "small buffers did not use the window: {host:?}");
     assert_eq!(host.faults, 0);
     holds_the_numbers(&image);
@@ -149,8 +149,8 @@ pub(crate) fn counters(vmm: &ApiVmm, id: &str) -> Value {
     counters[id].clone()
 }
 
-/// Returns a job that uses the disk each time it is added: it runs verified I/O, and then reads until the disk is removed. It
-/// reports each new size meanwhile.
+/// Returns a job that uses the disk each time it is added: it runs verified I/O, and then reads until the disk is removed.
+/// Meanwhile, it prints each new size of the disk.
 fn use_whenever_there() -> String {
     let verify = workload::fio_verify_on("/dev/vda", 4, 16);
     format!(
@@ -195,7 +195,8 @@ fn disk_is_added_resized_and_removed_while_it_is_read() {
         assert!(counted["write_bytes"].as_u64().unwrap() >= 4 * MIB, "{counted}");
         assert_eq!(counted["errors"], 0, "{counted}");
 
-        // Resizes the disk while the guest reads it: to a larger size, to the size of its enlarged file, and back.
+        // Resize the disk while the guest reads it. The first resize makes Carom enlarge the file. Before the second resize,
+        // the test enlarges the file itself. The third resize restores the original size.
         for (size, of_file) in [(SIZE + MIB, None), (SIZE + 2 * MIB, Some(SIZE + 2 * MIB)), (SIZE, None)] {
             let file = File::options().write(true).open(&image).unwrap();
             of_file.into_iter().for_each(|size| file.set_len(size).unwrap());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Errors of the host's disk images: if the host cannot read or write, only the request in question fails. Other requests and
-//! other disks continue.
+//! Errors of the host's disk images: if the host cannot read or write a part of an image, only requests to this part fail.
+//! Other requests and other disks continue.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -20,13 +20,13 @@ use crate::support::block_device::FailingDevice;
 use crate::support::qemu_img::{self, Check};
 use crate::support::{MIB, SITE};
 
-/// Size of the disks that the guest fills, in MiB.
+/// Size of each disk that the guest fills, in MiB.
 const WANTED: u64 = SIZE / MIB;
 
-/// Size of the disks' file systems, in MiB.
+/// Size of each host file system that contains such a disk's image, in MiB.
 const ROOM: u64 = 20;
 
-/// File system in memory, which is unmounted when this value is dropped.
+/// tmpfs that is unmounted when this value is dropped.
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
@@ -55,9 +55,9 @@ fn mount(arguments: &[&str], place: &Path) {
     assert!(status.success(), "cannot mount {}: {status}", place.display());
 }
 
-/// Returns a job that fills the first two disks: it writes the number of each MiB to this MiB, and reports whether the write
-/// succeeded. Then it reads parts of the fourth disk. When the power button is pressed, the job repeats the failed writes. All
-/// the time, it also writes and verifies the third disk.
+/// Returns a job for four disks. It fills each MiB of the first two disks with the MiB's number, and reports whether the write
+/// succeeded. Then it reads parts of the fourth disk. After a press of the power button, it repeats the failed writes. In the
+/// background, it writes and verifies the third disk.
 fn job() -> String {
     let verify = workload::fio_verify_on("/dev/vdc", 4, 16);
     format!(
@@ -98,7 +98,7 @@ fn numbers(console: &str, kind: &str) -> Vec<u64> {
     console.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok()).collect()
 }
 
-/// Asserts that all of these MiB contain their numbers.
+/// Asserts that each MiB in `mibs` is filled with its number.
 fn check_content(content: &[u8], mibs: &[u64]) {
     for &mib in mibs {
         let start = usize::try_from(mib * MIB).unwrap();
@@ -135,8 +135,8 @@ fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
         let (wrote, failed) =
             (numbers(&console, &format!("CAROM-WROTE-{disk}")), numbers(&console, &format!("CAROM-FAILED-{disk}")));
         assert_eq!(wrote.len() + failed.len(), usize::try_from(WANTED).unwrap());
-        // The file system may not have space for all of its MiB: an image also needs space for its tables, and the last MiB may
-        // fit only in part.
+        // Fewer than [`ROOM`] MiB may fit into the file system: a qcow2 image also needs space for its tables, and the last MiB
+        // may fit only in part.
         assert!((ROOM - 2..=ROOM).contains(&(wrote.len() as u64)), "{disk}: {wrote:?}");
         assert!(counters(&vmm, id)["host_errors"].as_u64().unwrap() >= failed.len() as u64, "{}", counters(&vmm, id));
     }
@@ -161,11 +161,11 @@ fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
     check_content(&qemu_img::content(&qcow2), &all);
 }
 
-/// MiB of a disk whose requests fail.
+/// Range of MiB of the failing disk in which all requests fail.
 const BAD: Range<u64> = 8..10;
 
-/// Returns a job that reads and writes each of the first MiB of a disk. Some of these MiB fail. Meanwhile another disk is written
-/// and verified. When the power button is pressed, the job starts again.
+/// Returns a job that reads and writes each of the first 16 MiB of the failing disk, and prints each success. Then it writes
+/// and verifies another disk. After a press of the power button, it tries the 16 MiB again.
 fn job_of_a_failing_disk() -> String {
     let verify = workload::fio_verify_on("/dev/vdb", 4, 16);
     format!(

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Debian guest that was made from packages: from boot to login, and typical use. Each test takes minutes in an emulated machine.
+//! Debian guest that was made from packages: its boot, its login, and typical use. Each test takes minutes in an emulated
+//! machine.
 
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,8 +13,8 @@ use crate::support::SITE;
 use crate::support::debian::{Debian, Network};
 use crate::support::repository::Repository;
 
-/// Checks that all services started, and checks the time, the size of the disk, and the network: an address by DHCP, a name by
-/// DNS.
+/// Checks that no service failed, and that the clock and the size of the file system are correct. Checks that the guest has an
+/// address by DHCP, and resolves a name by DNS.
 fn works(debian: &mut Debian, net: &str) {
     assert_eq!(debian.run("systemctl --failed --plain --no-legend"), "");
     let seconds: u64 = debian.run("date +%s").trim().parse().unwrap();
@@ -30,8 +31,8 @@ fn works(debian: &mut Debian, net: &str) {
     tell("services, time, disk and network are correct");
 }
 
-/// Makes the guest read the repository without the repository's key, and checks that this fails. Then makes the guest read the
-/// repository with the key, and install packages from it.
+/// Checks that the guest rejects the repository without the repository's key. Then installs the key and `packages` from the
+/// repository in the guest.
 fn installs(debian: &mut Debian, repository: &Repository, packages: &[&str]) {
     let server = format!("http://host.internal:{}", repository.port);
     debian.run("rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*; mkdir -p /etc/apt/keyrings");
@@ -71,7 +72,7 @@ fn stock_debian_boots_to_a_login_and_works() {
     assert_eq!(debian.run("cat /usr/share/carom-greeting/text"), "hello from the repository\n");
     assert_eq!(debian.run("systemctl --failed --plain --no-legend"), "");
 
-    // systemd-logind handles the key and powers off.
+    // systemd-logind handles the power button and powers off the guest.
     let remote = SITE.remote.as_ref().expect("CAROM_REMOTE is set");
     let pressed = Command::new(remote).arg("--api-socket").arg(debian.api()).arg("power-button").status().unwrap();
     assert!(pressed.success());
@@ -88,7 +89,7 @@ fn stock_debian_works_with_its_devices_behind_the_iommu() {
     let mut debian = Debian::start("carom-d1", ",iommu=on", &["--rng", "src=/dev/urandom,iommu=on"]);
     debian.log_in();
     works(&mut debian, net);
-    // A disk, a network card and a source of random bytes, each in its own group.
+    // A disk, a network card and an entropy device, each in its own IOMMU group.
     let groups =
         debian.run("ls -d /sys/kernel/iommu_groups/*/devices/* | wc -l; cat /sys/kernel/iommu_groups/*/type | sort -u");
     assert_eq!(groups, "3\nDMA\n");
@@ -119,8 +120,8 @@ fn debian_with_a_patched_kernel_bounces_its_devices_dma() {
     let maps = count(&after, "requests_map") - count(&before, "requests_map");
     tell(&format!("{maps} MAPs, {} bytes pinned at most", count(&after, "peak_pinned_bytes")));
     assert!(count(&after, "window_bytes") > 0, "{after}");
-    // Large files are written and read in requests that are too large to bounce, so these are mapped. Writing 200 small files
-    // needs no mappings.
+    // Large files are written and read in requests that are too large to bounce, so the guest maps these requests. The requests
+    // for the 200 small files bounce, so they need no mappings.
     assert!(maps < 1500, "{after}");
     assert!(count(&after, "peak_pinned_bytes") < 128 << 20, "RAM was pinned: {after}");
     assert_eq!(count(&after, "faults"), 0, "{after}");
@@ -160,8 +161,8 @@ fn stock_debian_installs_all_of_carom_from_a_repository() {
     debian.power_off();
 }
 
-/// Starts a machine as a service. If the guest can run VMs, the service's API answers, and a signal shuts the service down.
-/// Otherwise, the program reports that there is no KVM.
+/// Starts carom in the guest as a service. If the guest has KVM, checks that the service's API answers, and that a signal ends
+/// the service. Otherwise, checks that carom reports the missing /dev/kvm.
 fn unit_runs(debian: &mut Debian) {
     debian.run("echo \"CAROM_OPTIONS=\\\"--kernel /boot/vmlinuz-$(uname -r) --cmdline 'panic=0 quiet'\\\"\" >/etc/carom/any.conf");
     debian.run("systemctl start carom@any");
@@ -169,7 +170,7 @@ fn unit_runs(debian: &mut Debian) {
     if debian.try_run("test -c /dev/kvm").0 == 0 {
         let ping = "carom-remote --api-socket /run/carom/any/api ping >/dev/null";
         let log = "journalctl -u carom@any --no-pager -o cat; ls -l /run/carom/any";
-        // The API answers before the machine is created.
+        // The API answers before carom has created the VM and its console, so wait for both.
         for condition in [ping, "test -S /run/carom/any/console"] {
             debian.run(&format!("{{ {}; }} || {{ {log}; false; }}", wait(condition)));
         }
@@ -180,6 +181,6 @@ fn unit_runs(debian: &mut Debian) {
         debian.run(&wait("systemctl is-failed -q carom@any"));
         let log = debian.run("journalctl -u carom@any --no-pager -o cat");
         assert!(log.contains("/dev/kvm"), "{log}");
-        tell("the unit has said that there is no KVM");
+        tell("the unit has reported that there is no KVM");
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Buffers of reads from a bounced drive. After a read, a buffer may contain data of the drive or the buffer's previous
-//! contents. It must not contain other data from a slot. Checks buffers after failed reads and after passthrough commands. One
-//! test does this without an IOMMU, with I/O through swiotlb.
+//! Contents of the buffers of bounced reads. After a read, a buffer may contain only data from the drive or the buffer's
+//! previous contents. No other data from a slot may be copied to the buffer. The tests check buffers after failed reads and
+//! after passthrough commands. One test runs without an IOMMU, and its I/O bounces through swiotlb.
 
 use carom_integration::harness::guest_test;
 use carom_integration::workload::WAIT_FOR_NVME;
@@ -39,8 +39,8 @@ fn buffers_are_right(name: &str, kernel: Kernel) {
     let outcome = run(&guest.job(&job));
 
     expect_all_right(&outcome);
-    // At least three of the failing reads are the block layer's own requests, and not passthrough commands. Their data must not
-    // be copied back.
+    // At least three failed reads are ordinary requests of the block layer, and not passthrough commands. For these reads, the
+    // kernel must not copy the slot back to the buffer.
     assert!(number(&outcome, "CAROM-STAT-not_copied_back") >= 3, "console:\n{}", outcome.console);
     assert_eq!(number(&outcome, "CAROM-STAT-slots_orphaned"), 0, "console:\n{}", outcome.console);
 }
@@ -58,14 +58,14 @@ fn buffers_keep_their_contents_when_reads_fail_on_newer_kernel() {
     buffers_are_right("drive-errors-newer", Kernel::Newer);
 }
 
-/// swiotlb also honours the patch's DMA attributes for bounced reads. NVMe reads are not copied to swiotlb's buffer first, so
-/// this buffer may be copied back only after a successful read.
+/// swiotlb also honours the patch's DMA attributes for bounced reads. Before an NVMe read, the kernel does not copy the
+/// request's buffer to swiotlb's buffer. So the kernel may copy swiotlb's buffer back only after a successful read.
 #[guest_test(needs(FailingDrive), slow = "tests the guest patch's changes of swiotlb, which rarely change")]
 fn buffers_keep_their_contents_when_reads_fail_through_swiotlb() {
     let (drive, job) = drive_and_job("echo \"CAROM-SWIOTLB $(cat /sys/kernel/debug/swiotlb/io_tlb_used_hiwater)\"");
 
-    // On Linux 7.3, `swiotlb=track_hiwater` makes the kernel count how much of swiotlb is used. Other kernels always count, and
-    // ignore the option.
+    // On Linux 7.3, `swiotlb=track_hiwater` makes the kernel record the maximum use of swiotlb. Other kernels always record it,
+    // and ignore the option.
     let guest = Guest::new("drive-errors-swiotlb").cmdline("swiotlb=force swiotlb=track_hiwater");
     let outcome = run(&guest.device(drive).job(&job));
 

@@ -40,7 +40,8 @@ echo "CAROM-BOUNCED $(($(bounced) - START))"
     workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
     let (requests, bounced) = (number(&outcome, "CAROM-REQUESTS"), number(&outcome, "CAROM-BOUNCED"));
     assert!(requests > 200, "console:\n{}", outcome.console);
-    // Each request has data and metadata. The first few requests come before the pool has memory.
+    // Each request has two buffers that bounce: data and metadata. Only the first few requests do not bounce, because the pool
+    // has no chunk yet.
     assert!(bounced > requests * 3 / 2, "{bounced} of {requests}; console:\n{}", outcome.console);
 }
 

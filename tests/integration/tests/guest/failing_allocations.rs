@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Host whose kernel fails allocations for requests of the VMM. Each such request fails with an error, and I/O continues. No
-//! memory stays pinned, and no table of the host's IOMMU remains.
+//! Host whose kernel fails allocations for the VMM's system calls. Each such call fails with an error, and the guest's I/O
+//! continues. No memory stays pinned, and no page table of the host's IOMMU remains.
 
 use std::fs;
 use std::thread;
@@ -33,26 +33,26 @@ const VERIFIED: &str = "CAROM-VERIFY 0 4194304";
 
 /// Number of attempts to boot a VM with a failing allocation, for each allocator.
 const STARTS: u64 = 16;
-/// Limit that is never reached: more bytes than any operation in this test allocates.
+/// Amount of allocated memory after which an allocation would fail, too large to be reached in this test.
 const NEVER: u64 = 1 << 30;
 
 /// Number of calls that create a disk or a snapshot with a failing allocation.
 const OPERATIONS: u32 = 6;
-/// Limit that is never reached: more allocations than any of these calls makes.
+/// Number of the allocation that would fail, too large to be reached in this test.
 const NEVER_NTH: u32 = 1 << 30;
 
 /// Budgets that the test sets in turn, in MiB, so that the guest requests windows again and again.
 const BUDGETS: [u64; 4] = [64, 4, 16, 2];
 const BUDGET_TIME: Duration = Duration::from_millis(700);
 
-/// True if a thread serves the virtio-iommu: a vCPU thread does so in VM exits, and two other threads do nothing else.
+/// True if a thread serves the virtio-iommu. vCPU threads serve it in VM exits, and two other threads have no other task.
 fn serves_the_iommu(name: &str) -> bool {
     ["vcpu", "iommu_poll", "window-stash"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Runs a guest with `windows` bytes of windows. While its drive works, allocations fail in each thread that serves the
-/// virtio-iommu. The first failure is the thread's next allocation. The second failure is the second allocation after the first
-/// failure, and so on up to [`MOST`].
+/// virtio-iommu. First, the thread's next allocation fails. Then the second allocation after this failure fails, then the third
+/// allocation after that, and so on up to [`MOST`].
 fn io_goes_on(iommufd: bool, windows: u64) {
     let before = DmaMemory::now().unwrap();
     let _failing = FailingAllocations::new();
@@ -120,14 +120,14 @@ fn io_by_windows_continues_while_allocations_fail_in_turn() {
     }
 }
 
-/// Calls `act` several times. After a first call without failures, one allocation of the VMM fails in each call. The failing
-/// allocations are at equal distances over all allocations of such a call. `act` gets a description for messages.
+/// Calls `act` several times, with a description of the failure for messages. In the first call, no allocation fails. In each
+/// later call, one allocation of the VMM fails. The failing allocations are spread evenly over the allocations of a call.
 fn in_each_part_of_all(failing: &FailingAllocations, mut act: impl FnMut(&str)) {
     for allocator in [Allocator::Slab, Allocator::Pages] {
         failing.once_after(allocator, NEVER);
         act("nothing fails");
         let all = NEVER - failing.left(allocator);
-        tell(&format!("{allocator:?}: {all} are allocated"));
+        tell(&format!("{allocator:?}: {all} allocated without a failure (Slab: bytes; Pages: pages)"));
         for round in 0..STARTS {
             failing.once_after(allocator, all * round / STARTS);
             act(&format!("{allocator:?} {round} of {STARTS}"));
@@ -136,9 +136,7 @@ fn in_each_part_of_all(failing: &FailingAllocations, mut act: impl FnMut(&str)) 
     failing.stop();
 }
 
-/// Calls `act` several times. After a first call without failures, one allocation fails in each call, in the thread that
-/// creates devices and snapshots. The failing allocations are at equal distances over all allocations of such a call. `act`
-/// gets a description for messages.
+/// Like [`in_each_part_of_all`], but each failing allocation is one of the thread that creates devices and snapshots.
 fn in_each_part_of_control(vmm: &ApiVmm, mut act: impl FnMut(&str)) {
     let thread = control(vmm);
     assert!(fail_nth(&thread, NEVER_NTH));
@@ -153,7 +151,8 @@ fn in_each_part_of_control(vmm: &ApiVmm, mut act: impl FnMut(&str)) {
     assert!(fail_nth(&thread, 0));
 }
 
-/// Calls the API. The answer may get lost for lack of memory. An error must have one line.
+/// Calls the API and returns the status, or `None` if the answer is lost for lack of memory. Asserts that an error has one
+/// line.
 fn ask(vmm: &ApiVmm, operation: &str, body: &Value, what: &str) -> Option<u16> {
     let body = Some(body).filter(|body| !body.is_null());
     let Ok((status, answer)) = vmm.call("PUT", &format!("/api/v1/{operation}"), body) else { return None };
@@ -230,7 +229,7 @@ fn vm_boots_or_is_refused_without_leaks_if_allocations_fail() {
         before.wait_until_back().unwrap_or_else(|error| panic!("{what}: {error:#}"));
         let now = descriptors(&vmm);
         let known = *open.get_or_insert(now);
-        // The descriptor of a closed connection is closed a little later.
+        // The VMM closes the descriptor of an ended connection only after a moment.
         let start = Instant::now();
         while descriptors(&vmm) > known {
             assert!(start.elapsed() < BOOT_TIME, "{what}: {} descriptors are open, not {known}", descriptors(&vmm));

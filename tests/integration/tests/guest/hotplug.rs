@@ -85,13 +85,14 @@ pub(crate) fn go_on_in_another_process(vmm: &mut ApiVmm, name: &str) {
     vmm.start_again(&SITE, &["--restore", &format!("source_url={snapshot},resume=on")]).unwrap();
 }
 
-/// Returns kernel and initramfs of a VM. `parameters` are additional kernel parameters, each with a leading blank.
+/// Returns the `payload` of a VM's configuration. `parameters` are additional kernel parameters, each with a leading blank.
 pub(crate) fn payload(vmm: &ApiVmm, parameters: &str) -> Value {
     let cmdline = command_line() + parameters;
     json!({"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": cmdline})
 }
 
-/// Returns a job for guests with two drives. `nvme0` is written and verified all the time. `nvme1` is used whenever it exists.
+/// Returns a job for guests with two drives. The job repeatedly writes and verifies `nvme0`, and uses `nvme1` like
+/// [`use_whenever_there`].
 pub(crate) fn use_two_drives() -> String {
     let on_the_first =
         workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
@@ -126,7 +127,7 @@ pub(crate) fn pinned(vmm: &ApiVmm) -> u64 {
     (kib("VmLck:") + kib("VmPin:")) * 1024
 }
 
-/// Returns the bytes that the virtio-iommu has mapped, and the endpoints with windows.
+/// Returns the bytes in mappings and windows of the virtio-iommu, and the endpoints with windows.
 fn windows(vmm: &ApiVmm) -> (u64, Vec<String>) {
     let bounce = vmm.call("GET", "/api/v1/vm.iommu-bounce", None).unwrap().1;
     let bytes = |name: &str| bounce["counters"][name].as_u64().unwrap();
@@ -182,7 +183,7 @@ fn iommu_drive_is_added_and_removed_while_another_works() {
         println!("CAROM-HOTPLUG pinned {pinned_with} with the drive, {} without", pinned(&vmm));
     }
 
-    // A paused guest releases nothing. A reset removes the device anyway.
+    // A paused guest does not release the device. The reset then removes the device without the guest's help.
     calls.make(client.vm_add_device_put(drive(1, "second", true))).unwrap();
     vmm.wait_for("CAROM-WORKED 3\n", 1, BOOT_TIME).unwrap();
     calls.make(client.pause_vm()).unwrap();
@@ -220,7 +221,7 @@ fn devices_are_added_to_a_guest_without_any() {
         .unwrap();
     assert_eq!(refused, 400);
     assert!(why[0].as_str().unwrap().contains("devices.iommu: the VM runs without a virtio-iommu"), "{why}");
-    // A guest that is still booting does not handle hotplug yet.
+    // The guest is still booting and does not handle hotplug yet. It must find the device later.
     let added = calls.make(client.vm_add_device_put(drive(0, "drive", false))).unwrap();
     assert_eq!(added.bdf, "0000:00:02.0");
     vmm.wait_for("CAROM-CAME 1 0000:00:02.0 direct\n", 1, BOOT_TIME).unwrap();
@@ -253,11 +254,11 @@ fn devices_are_added_to_a_guest_without_any() {
     if SITE.edu.is_some() {
         edu_comes_and_goes(&vmm, 2);
     }
-    // Do not use the client here: it was idle for so long that the VMM may have closed its connection.
+    // Do not use `client` here: its connection was idle for so long that the VMM may have closed the connection.
     put(&vmm, "vmm.shutdown", &Value::Null);
 }
 
-/// Returns a job that runs the patch's test driver on the edu device each time it is added, until it is removed.
+/// Returns a job that runs the patch's test driver on the edu device each time the device is added.
 fn edu_is_tested_whenever_there() -> String {
     format!(
         r#"
@@ -308,7 +309,7 @@ fn edu_comes_and_goes_once(vmm: &ApiVmm, round: usize, verb: &str, source: &str)
     assert_eq!((windows(vmm), pinned(vmm)), ((0, Vec::new()), 0));
 }
 
-/// Checks what the guest reported for each added edu device.
+/// Checks the test results and the BAR address that the guest printed for each added edu device.
 fn check_edu(console: &str, rounds: usize) {
     let values = |key: &str| -> Vec<String> {
         console.lines().filter_map(|line| line.strip_prefix(key)).map(str::to_owned).collect()
@@ -366,8 +367,8 @@ fn devices_are_added_and_removed_on_the_newer_kernel() {
     calls.make(client.shutdown_vmm()).unwrap();
 }
 
-/// Hotplug on a kernel that does not support windows. At the end, the kernel panics on an NMI, as `unknown_nmi_panic`
-/// requests, and the panic is reported.
+/// Hotplug on a kernel that does not support windows. At the end, an NMI makes the kernel panic (`unknown_nmi_panic`), and the
+/// VMM reports the panic.
 #[guest_test(slow = "other tests of this file cover the patched kernel")]
 fn stock_kernel_hotplug_works_and_its_panic_is_reported() {
     let job = format!("echo 1 >/proc/sys/kernel/unknown_nmi_panic\n{}", use_whenever_there("nvme0"));

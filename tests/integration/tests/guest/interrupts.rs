@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Bytes that the guest's kernel copies with interrupts off when a drive's reads bounce. The trace events of this kernel contain
-//! the sizes of the copies.
+//! Bytes that the guest's kernel copies with interrupts off when a drive's reads bounce. The trace events of the guest's kernel
+//! contain the sizes of the copies.
 
 use carom_integration::Kernel;
 use carom_integration::harness::{guest_test, tell};
@@ -8,11 +8,12 @@ use carom_integration::workload::{self, WAIT_FOR_NVME};
 
 use crate::support::{COMPLAINTS, assert_no_complaint, guest_with_windows, number, run};
 
-/// Maximum bytes that one interrupt copies. This limit is from the patch `nvme-pci: Bound what is copied with interrupts off`.
+/// Maximum number of bytes that one interrupt copies. This limit is from the patch `nvme-pci: Bound what is copied with
+/// interrupts off`.
 const MOST_COPIED: u64 = 256 << 10;
 
-/// Job that writes and verifies the drive, which fills the pool. Then the job verifies the drive again while events are
-/// traced, by reads of 128 KiB with 64 in flight.
+/// Job that writes and verifies the drive, so that the pool gets its chunks. Then the job verifies the drive again, by reads of
+/// 128 KiB with 64 in flight, while the kernel traces events.
 const JOB: &str = r#"
 verified() {
     fio --name=verify --filename=/dev/nvme0n1 --direct=1 --rw=write --ioengine=libaio --iodepth=64 --bs=128k --size=32M \
@@ -63,7 +64,7 @@ END {
 }' trace
 "#;
 
-/// Contexts in which buffers were copied back after reads.
+/// Numbers of buffers that were copied back after reads, by the context of the copy.
 struct Copies {
     in_interrupts: u64,
     in_softirqs: u64,
@@ -72,7 +73,7 @@ struct Copies {
     most: u64,
 }
 
-/// Runs verified I/O in a guest with one CPU, and returns what its interrupts did.
+/// Runs verified I/O in a guest with one CPU, and returns the numbers of copies.
 fn copies(name: &str, kernel: Kernel, parameters: &str) -> Copies {
     let guest = guest_with_windows(name)
         .kernel(kernel)
@@ -97,7 +98,7 @@ fn copies(name: &str, kernel: Kernel, parameters: &str) -> Copies {
     let [in_interrupts, in_softirqs, elsewhere] =
         ["CAROM-IN-INTERRUPTS", "CAROM-IN-SOFTIRQS", "CAROM-ELSEWHERE"].map(|key| number(&outcome, key));
     tell(&format!(
-        "{name}: {} interrupts of {} µs at most, {} µs in the middle; the one that copied most had {} KiB in {its_time} µs; \
+        "{name}: {} interrupts, at most {} µs, median {} µs; the interrupt that copied most copied {} KiB in {its_time} µs; \
          buffers were copied {in_interrupts} times in interrupts, {in_softirqs} in softirqs, {elsewhere} elsewhere",
         times.len(),
         times[times.len() - 1],

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! INTx: network cards that share one line of the guest and whose driver uses INTx, and a drive of a guest without MSI. The
-//! drive is added, removed, and used after reboots.
+//! INTx interrupts. Two network cards share one interrupt line of the guest. A drive works in a guest without MSI, after
+//! hotplug and after reboots.
 
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
@@ -13,12 +13,12 @@ use crate::hotplug::{create_and_boot, payload, put, use_whenever_there, wait_gon
 use crate::lifecycle::three_boots;
 use crate::support::{SITE, required, run};
 
-/// MiB that go to the server and back.
+/// MiB that the guest sends to the server, and that the server sends back.
 const TRAFFIC_MIB: u64 = 1;
 
-/// Shell functions and a job. They find the interfaces of the cards in slots 2 and 18. The first card sends random bytes to the
-/// server, which returns them. Meanwhile, the other card is taken up and down repeatedly. Its driver learns only by an interrupt
-/// that the link is up.
+/// Job with two network cards, in slots 2 and 18. The first card sends random bytes to the server and receives them again.
+/// Meanwhile, the job sets the second card up and down repeatedly. The second card's driver learns only from an interrupt that
+/// the link is up.
 const TWO_CARDS: &str = r#"
 interface() {
     i=0
@@ -64,7 +64,7 @@ fn two_cards_share_an_intx_line_with_and_without_iommu() {
 
     assert!(outcome.console.contains("CAROM-SAME"), "console:\n{}", outcome.console);
     assert_eq!(outcome.values("CAROM-LINK").collect::<Vec<_>>(), ["1", "2", "3"]);
-    // The line of the IRQ number, for example `29:  1234  IO-APIC  22-fasteoi  eth0, eth1`.
+    // Line of /proc/interrupts for the shared IRQ, for example `29: 1234 IO-APIC 22-fasteoi eth0, eth1`.
     let line: Vec<&str> = outcome.value("CAROM-LINE").unwrap().split_whitespace().collect();
     assert_eq!(line[2..4], ["IO-APIC", "22-fasteoi"], "{line:?}");
     let interrupts: u64 = line[1].parse().unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory that a device behind the IOMMU can access: QEMU's edu device, passed through, does DMA to addresses that the test
-//! selects, while the NVMe drive has windows.
+//! Memory that a device behind the IOMMU can access. QEMU's edu device is passed through, and does DMA to addresses that the
+//! tests select. In some tests, an NVMe drive has windows.
 
 use carom_integration::harness::guest_test;
 use std::process::Command;
@@ -20,9 +20,9 @@ fn edu() -> &'static str {
 /// (`dmar_fault()` in `drivers/iommu/intel/dmar.c`, `DEFAULT_RATELIMIT_INTERVAL`).
 const FAULTS_RATE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Waits for [`FAULTS_RATE_LIMIT`], and returns the number of DMA faults that this host has logged for the device. On a fast
-/// machine, the next guest boots within this interval. Without the wait, faults of the previous test may then have used up the
-/// kernel's limit.
+/// Waits for [`FAULTS_RATE_LIMIT`], and returns the number of DMA faults that this host has logged for the device. Without the
+/// wait, the previous test's faults may have used up the kernel's limit, because a guest on a fast machine boots within this
+/// interval.
 fn host_faults_before(address: &str) -> usize {
     thread::sleep(FAULTS_RATE_LIMIT + Duration::from_millis(500));
     host_faults(address)
@@ -85,7 +85,7 @@ fn two_devices_of_a_domain_access_only_its_mappings() {
         "map 0x200000 rw",
         "store 0x200000",
         "count 0x200000 0x5a",
-        // One device stores bytes, and the other device loads them.
+        // The second device stored bytes above. Now the first device loads bytes that the guest has written to the same page.
         "fill 0x200000 0x66",
         "use 0",
         "load 0x200000",
@@ -143,8 +143,9 @@ attack() {
 
 #[guest_test(needs(Edu), by_iommufd)]
 fn device_does_not_reach_chunks_of_another_domain() {
-    // The drive is filled with 0xc3 and read through its window, so that slots contain these bytes. The edu device is in its own
-    // domain. It first tries to read the slots, and then to overwrite them while the drive's I/O is verified.
+    // The job fills the drive with 0xc3 and reads it through its window, so that slots contain these bytes. The edu device is
+    // in its own domain. It first tries to read the slots. Then it tries to overwrite the slots while the drive's I/O is
+    // verified.
     let verify = workload::fio_verify(12, 64);
     let job = format!(
         r#"{WAIT_FOR_NVME}{FIND_EDU}
@@ -184,7 +185,7 @@ echo "CAROM-STORES $(grep -c '^CAROM-EDU store .* done$' /tmp/stores)"
     assert_eq!(number(&outcome, "CAROM-LOADS"), chunks * 4, "not every load was tried");
     assert_eq!(number(&outcome, "CAROM-LOOKS"), chunks * 4, "not every loaded buffer was checked");
     assert_eq!(number(&outcome, "CAROM-STORES"), chunks * 4, "not every store was tried");
-    assert_eq!(number(&outcome, "CAROM-LEAKS"), 0, "bytes of the drive's chunks came to the edu device");
+    assert_eq!(number(&outcome, "CAROM-LEAKS"), 0, "the edu device read bytes of the drive's chunks");
     workload::check_verified(&outcome, 2).unwrap_or_else(|error| panic!("{error:#}"));
     assert!(host_faults(edu()) > before, "the host logged no DMA fault of the attempts");
 }

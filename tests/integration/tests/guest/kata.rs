@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Life of a Kata Containers sandbox with a real guest. The runtime's own API client makes the calls that the runtime makes
+//! Life of a Kata Containers sandbox with a real guest. Kata's own API client sends Carom the same requests as Kata's runtime
 //! (`docs/kata.md`).
 
 use std::env;
@@ -18,8 +18,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::wait_gone;
 use crate::support::{MIB, SITE};
 
-/// The guest has no console: it writes its observations to the disk that is added. It onlines added CPUs and RAM, like the
-/// runtime's agent.
+/// Job that writes its observations to the added disk, because the guest has no console. The job onlines added CPUs and RAM,
+/// like Kata's agent.
 const TELL: &str = r#"
 exec >/dev/null 2>&1
 while [ ! -b /dev/vda ]; do sleep 0.1; done
@@ -40,18 +40,18 @@ done
 sleep 1000
 "#;
 
-/// Returns the text that the guest has written last.
+/// Returns the text that the guest last wrote to the disk.
 fn report(vmm: &ApiVmm) -> String {
     let mut start = [0; 512];
     File::open(vmm.dir().join("disk.img")).unwrap().read_exact(&mut start).unwrap();
     String::from_utf8_lossy(&start).trim_end_matches('\0').to_owned()
 }
 
-/// Waits until the text that the guest has written fulfils `wanted`.
+/// Waits until `wanted` is true for the text on the disk.
 fn wait_for_report(vmm: &ApiVmm, wanted: impl Fn(&str) -> bool) {
     let start = Instant::now();
     while !wanted(&report(vmm)) {
-        assert!(start.elapsed() < BOOT_TIME, "the guest says: {}", report(vmm));
+        assert!(start.elapsed() < BOOT_TIME, "timeout; last report of the guest: {}", report(vmm));
         thread::sleep(Duration::from_millis(100));
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Containers of Kata Containers' own runtime and agent. containerd starts them, and they run on Carom (`docs/kata.md`).
+//! Containers with Kata Containers' own runtime and agent. containerd starts the containers, and their sandboxes run on Carom
+//! (`docs/kata.md`).
 
 use std::env;
 use std::fs::{self, File};
@@ -20,7 +21,7 @@ use crate::support::{MIB, SITE};
 /// Maximum run time of a container host.
 const TIME: Duration = Duration::from_secs(300);
 
-/// Script that creates the container host and runs the steps of its standard input.
+/// Script that creates the container host, and runs the steps that it reads from standard input.
 const HOST: &str = include_str!("kata_runtime/host.sh");
 
 /// Minimal configuration of containerd.
@@ -33,8 +34,8 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 address = "DIR/containerd.sock"
 "#;
 
-/// Configuration of Kata Containers: its defaults except for paths, sizes and times, because the machine is emulated. Kata's
-/// guest kernel onlines added RAM by itself. The guest kernel of this test needs a parameter for this.
+/// Configuration of Kata Containers: its defaults except for paths, sizes and times, because the machine is emulated. Unlike
+/// Kata's guest kernel, the guest kernel of this test onlines added RAM only with a kernel parameter.
 const KATA: &str = r#"
 [hypervisor.clh]
 path = "DIR/vmm"
@@ -61,7 +62,7 @@ vfio_mode = "guest-kernel"
 create_container_timeout = 200
 "#;
 
-/// Network settings: for a container without a network, and for a container in a network namespace of the host.
+/// Network settings of the runtime for a container without a network, and for a container in a network namespace of the host.
 const NO_NETWORK: &str = "disable_new_netns = true\ninternetworking_model = \"none\"";
 const NETWORK: &str = "internetworking_model = \"tcfilter\"";
 
@@ -71,15 +72,15 @@ const VMM: &str = r#"#!/bin/sh
 CAROM_IOMMU_BOUNCE=size=64M CAROM_ALL_BEHIND_IOMMU=on exec DIR/cloud-hypervisor "$@" 2>>DIR/said
 "#;
 
-/// Container host in its own namespaces for processes, mounts and more. It ends when this value is dropped.
+/// Files of a container host. The host runs in its own namespaces for processes, mounts and more.
 struct Host {
     dir: TempDir,
     runtime: PathBuf,
 }
 
 impl Host {
-    /// Creates the host's files. `CAROM_KATA_RUNTIME` is the directory of the programs. `drives` and `network` are lines of the
-    /// runtime's configuration.
+    /// Creates the files. `drives` and `network` are lines of the runtime's configuration. The runtime's programs are in the
+    /// directory that `CAROM_KATA_RUNTIME` names.
     fn new(drives: &str, network: &str) -> Self {
         let runtime = env::var_os("CAROM_KATA_RUNTIME").expect("CAROM_KATA_RUNTIME is set").into();
         let host = Self { dir: tempfile::tempdir().unwrap(), runtime };
@@ -103,7 +104,7 @@ impl Host {
         fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
     }
 
-    /// Runs steps in the host and returns their output.
+    /// Starts the host, runs `steps` in it and returns their output.
     fn run(&self, steps: &str) -> String {
         fs::write(self.dir.path().join("steps"), steps).unwrap();
         let output = self.dir.path().join("output");
@@ -131,7 +132,7 @@ impl Host {
     }
 }
 
-/// Waits for the end of a process. True if its status is 0.
+/// Waits until a process ends, and kills it after [`TIME`]. Returns true if its status is 0.
 fn ends_well(mut child: Child) -> bool {
     let start = Instant::now();
     loop {
@@ -163,7 +164,7 @@ fn value<'said>(said: &'said str, key: &str) -> &'said str {
     values[0]
 }
 
-/// Steps: a container, a second process in it, and its end.
+/// Steps for a container: start the container, run a second process in it, and wait for the container's end.
 const LIFE: &str = r#"
 run box -- sh -c '
     echo "CAROM-KATA kernel $(cat /proc/sys/kernel/random/boot_id)"
@@ -195,7 +196,7 @@ fn container_of_kata_containers_lives_on_carom() {
     assert_eq!(values(&said, "vmms"), ["1", "0"]);
 }
 
-/// Steps: a container in a network namespace of the host, which reads a page from a server in this namespace.
+/// Steps for a container in a network namespace of the host. The container reads a page from a web server of the host.
 const PAGE: &str = r#"
 ip netns add pod
 ip link add host0 type veth peer name eth0 netns pod
@@ -217,7 +218,7 @@ fn kata_container_has_the_network_of_its_namespace() {
     assert_eq!(value(&said, "page"), "of-the-host");
 }
 
-/// Steps: a container with a drive, which writes 16 MiB in small blocks and reads them in larger blocks.
+/// Steps for a container with a drive. The container writes 16 MiB in blocks of 4 KiB, and reads them in blocks of 16 KiB.
 const DRIVE: &str = r#"
 run box --device "/dev/vfio/GROUP" -- sh -c '
     IFS=: read -r major minor </sys/block/nvme0n1/dev
@@ -236,8 +237,8 @@ ctr task exec --exec-id end box touch /end
 wait "$container"
 "#;
 
-/// Runs steps with `GROUP` replaced by the drive's group, and returns their output. The line `setting` of the runtime's
-/// configuration selects how the drive is added to a container.
+/// Runs `steps` with `GROUP` replaced by the number of the drive's IOMMU group, and returns their output. The line `setting` of
+/// the runtime's configuration selects how the drive is added to a container.
 fn with_the_drive(setting: &str, steps: &str) -> String {
     let host = Host::new(setting, NO_NETWORK);
     let link = fs::read_link(Site::sysfs(&SITE.nvme[0]).join("iommu_group")).unwrap();
@@ -253,13 +254,13 @@ fn drive_bounces(setting: &str) {
     println!("CAROM-KATA {}", counters["_iommu"]);
     let count = |name: &str| counters["_iommu"][name].as_u64().unwrap();
     assert!(count("requests_window_add") - count("failed_window_add") > 0, "{counters}");
-    // Without windows, each of about 5000 reads and writes would be mapped.
+    // Without windows, the guest would map each of about 5000 reads and writes.
     assert!(count("requests_map") < 500, "{counters}");
     assert!(count("peak_pinned_bytes") < 32 * MIB, "{counters}");
 }
 
-/// Steps: a container with a drive. The container requests a CPU and 256 MiB in addition to the sandbox's own, and waits
-/// until it has them.
+/// Steps for a container with a drive. The container requests one CPU and 256 MiB in addition to the sandbox's own CPU and
+/// memory, and waits for the memory.
 const MORE: &str = r#"
 run box --cpus 1 --memory-limit 268435456 --device "/dev/vfio/GROUP" -- sh -c '
     echo "CAROM-KATA cpus $(cat /sys/devices/system/cpu/online)"

@@ -12,7 +12,8 @@ use crate::disk::image;
 use crate::hotplug::{create_and_boot, end, payload};
 use crate::support::{MIB, SITE};
 
-/// Keeps reading the drive and the disk at depth 16. Returns when both have completed 200 reads.
+/// Shell function that starts endless reads of the drive and the disk at depth 16. Returns when each of the two has completed
+/// 200 reads.
 const LOAD: &str = "
 load() {
     for disk in nvme0n1 vda; do
@@ -25,7 +26,7 @@ load() {
 }
 ";
 
-/// Verifies the contents of the drive and the disk, twice each.
+/// Returns shell lines that write and verify the drive and the disk, twice each.
 fn verify_both() -> String {
     let both = ["/dev/nvme0n1", "/dev/vda"].map(|disk| workload::fio_verify_on(disk, 4, 16)).concat();
     format!("{both}{both}")
@@ -50,7 +51,7 @@ fn boot(kernel: Kernel, parameters: &str, job: &str) -> ApiVmm {
     vmm
 }
 
-/// Waits for the second kernel's verified passes, and ends the VMM.
+/// Waits until the second kernel has verified the drive and the disk, and ends the VMM.
 fn finish(mut vmm: ApiVmm) {
     vmm.wait_for("CAROM-SECOND-DONE\n", 1, BOOT_TIME).unwrap();
     let console = vmm.console();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! VMM that is killed while its guest writes. Data that the guest had flushed must exist in raw and qcow2 images.
+//! VMM that is killed while its guest writes to raw and qcow2 images. The images must contain all data that the guest had
+//! flushed.
 
 use std::fs;
 use std::process::Command;
@@ -17,10 +18,12 @@ use crate::disk::{SIZE, counters, image};
 use crate::hotplug::{create, create_and_boot, put};
 use crate::support::{MIB, SITE, qemu_img};
 
-/// Distance between the places of two numbers, in sectors: two clusters of qcow2, so that each number needs a new cluster.
+/// Distance between the places of two consecutive numbers on the disk, in sectors. This is two qcow2 clusters, so each number
+/// needs a new cluster.
 const APART: u64 = 256;
 
-/// Number of places, in the first half of the disk. Later numbers start again at the first place.
+/// Number of places for numbers, all in the first half of the disk. Later numbers overwrite earlier numbers, beginning at the
+/// first place.
 const PLACES: u64 = SIZE / 2 / 512 / APART;
 
 /// Returns the first sector of a number's place.
@@ -28,9 +31,9 @@ fn sector(number: u64) -> u64 {
     number % PLACES * APART
 }
 
-/// Returns a job that prints the number in the place of `wanted`, and then writes numbers upwards from `from` to both disks
-/// in turn. Each number is flushed before it is printed. The shell lines `beside` run before the writes, and may start programs
-/// that run during the writes.
+/// Returns a job that first prints the number in the place of `wanted` of both disks. Then the job writes increasing numbers
+/// from `from` on. It writes each number to both disks, flushes it, and prints it. The shell lines `beside` run before the
+/// writes, and may start programs that run during the writes.
 pub(crate) fn counting(wanted: u64, from: u64, beside: &str) -> String {
     format!(
         r#"
@@ -52,7 +55,7 @@ done
     )
 }
 
-/// Returns the number in the last complete line of this kind.
+/// Returns the number in the last complete console line that begins with `kind`.
 pub(crate) fn last_told(vmm: &ApiVmm, kind: &str) -> u64 {
     let whole = vmm.whole_lines();
     let mut reported = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok());
@@ -73,8 +76,7 @@ fn kill(mut vmm: ApiVmm, number: u64) -> u64 {
     last_told(&vmm, "CAROM-FLUSHED")
 }
 
-/// True if a disk contains the numbers up to `flushed`. The next number may also exist already, in the place of the oldest
-/// number.
+/// True if a disk contains the numbers up to `flushed`. The next number may already have replaced the oldest number.
 pub(crate) fn holds(content: &[u8], flushed: u64) -> bool {
     let oldest = (flushed + 2).saturating_sub(PLACES).max(1);
     (oldest..=flushed).all(|number| {
@@ -93,10 +95,10 @@ fn flushed_data_survives_a_killed_vmm() {
     let flushed = kill(boot(&disks, &counting(1, 1, "")), 40);
 
     assert!(holds(&fs::read(&raw).unwrap(), flushed), "not all of the {flushed} flushed numbers are in the image");
-    // Data that the VMM has not written yet is lost. The only permitted damage is leaked clusters.
+    // Data that the VMM had not written yet is lost. In the qcow2 image, the only permitted damage is leaked clusters.
     println!("{:?} with {flushed} numbers", qemu_img::check(&qcow2));
     assert!(holds(&qemu_img::content(&qcow2), flushed), "not all of the {flushed} flushed numbers are in the image");
-    // The locks of the images were released with the process.
+    // The kernel has released the killed VMM's locks on the images, so another VMM can use the images.
     let next = boot(&disks, &counting(flushed, 1000, ""));
     next.wait_for("CAROM-FLUSHED 1000\n", 1, BOOT_TIME).unwrap();
     for disk in ["vda", "vdb"] {
@@ -104,15 +106,15 @@ fn flushed_data_survives_a_killed_vmm() {
     }
 }
 
-/// Job that writes and discards in the second half of the second disk, repeatedly.
+/// Shell lines that start repeated writes and discards in the second half of the second disk.
 const WRITE_AND_DISCARD: &str = "
 fio --name=beside --filename=/dev/vdb --offset=32M --size=32M --direct=1 --rw=randwrite --ioengine=libaio --iodepth=16 \
     --bssplit=512/20:4k/30:64k/30:128k/20 --fsync=8 --time_based --runtime=1000 >/tmp/beside 2>&1 &
 while blkdiscard -o $((40 << 20)) -l $((8 << 20)) /dev/vdb; do sleep 0.2; done &
 ";
 
-/// Waits until the second disk has served many requests, and returns its counters. Flushed numbers do not show this, because
-/// the guest may print them before fio has begun.
+/// Waits until the second disk has served many requests, and returns its counters. Flushed numbers on the console do not prove
+/// this, because the guest may print them before fio has begun.
 fn worked(vmm: &ApiVmm) -> Value {
     let start = Instant::now();
     loop {

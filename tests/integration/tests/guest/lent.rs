@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Window memory that applications use for their buffers: direct I/O without copies and mappings.
+//! Window memory that applications use as buffers, for direct I/O without copies and without mappings.
 
 use carom_integration::harness::guest_test;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
@@ -7,9 +7,9 @@ use carom_integration::{Guest, Kernel, Outcome};
 
 use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, guest_with_windows, number, run};
 
-/// Shell functions. `lent ENGINE` makes fio verify the drive with lent memory. fio removes the file that it maps, so the
-/// function gives fio a link to the device file. `figures NAME` prints the pool's counters as lines `CAROM-STAT-NAME-<key>
-/// <value>`, and makes the VMM report its counters.
+/// Shell functions. `lent ENGINE` makes fio write and verify the drive, with buffers in lent memory. fio removes the file that
+/// it maps, so the function gives fio a symbolic link to the device file. `figures NAME` prints the pool's counters as lines
+/// `CAROM-STAT-NAME-<key> <value>`, and makes the VMM report its counters.
 const FUNCTIONS: &str = r#"
 lent() {
     ln -s "/dev/iommu_bounce/$NVME" /tmp/lent
@@ -58,7 +58,7 @@ fn buffers_in_lent_memory(kernel: Kernel) {
         let copied = grown(&outcome, key, "plain", "lent");
         assert!(copied < MIB, "{key}: {copied} bytes were copied, more than the kernel itself reads");
     }
-    // Lent memory was returned.
+    // The lent memory has been returned, so the windows are no larger than before.
     assert!(end.window_bytes <= plain.window_bytes, "{plain:?} {end:?}");
 }
 
@@ -77,8 +77,8 @@ const CHECKED: &str = r#"
 checked() { lent-check "/dev/iommu_bounce/$NVME" "$1" | sed 's/^lent-check: /CAROM-CHECKED /'; }
 "#;
 
-/// `lent-check` holds lent memory while its drive is removed. The checks of `lent-check` must succeed before the removal, and
-/// after the drive has returned.
+/// Job in which `lent-check` holds lent memory while its drive is removed. The job runs all checks before the removal, and
+/// after the drive has been found again.
 const REMOVAL: &str = r#"
 checked /dev/nvme0n1
 lent-check "/dev/iommu_bounce/$NVME" >/tmp/holder & holder=$!
@@ -92,7 +92,8 @@ wait_for_nvme
 checked /dev/nvme0n1
 "#;
 
-/// `lent-check` keeps the drive's file open while the drive gets another domain. Mapping the file must then be rejected.
+/// Job in which `lent-check` keeps the drive's file open while the drive gets another domain. Then the kernel must refuse to
+/// map the file.
 const REPLACED: &str = r#"
 mkfifo /tmp/go
 lent-check "/dev/iommu_bounce/$NVME" - </tmp/go >/tmp/opened & opened=$!
@@ -109,7 +110,7 @@ wait $opened
 grep refused /tmp/opened | sed 's/^lent-check: /CAROM-CHECKED /'
 "#;
 
-/// Number of successful checks of `lent-check` with a file and a drive.
+/// Number of checks that `lent-check` makes with a file and a drive.
 const CASES: usize = 13;
 
 fn assert_checked(outcome: &Outcome, cases: usize) {
@@ -141,7 +142,7 @@ fn lent_memory_works_and_ends_with_its_drive_on_newer_kernel() {
     lent_memory(Kernel::Newer);
 }
 
-/// Memory that was lent for one drive is used with another drive, whose I/O is copied.
+/// Job that uses memory lent for one drive as buffers for another drive. The kernel copies the other drive's data.
 const ANOTHER: &str = r#"
 until [ -b /dev/nvme1n1 ]; do sleep 0.1; done
 figures before
@@ -159,7 +160,7 @@ fn lent_memory_of_another_drive(kernel: Kernel) {
     let [before, after] = outcome.counters[..2] else {
         panic!("expected reports for two marks: {:?}", outcome.counters)
     };
-    // Mapping this memory would be rejected, because it is not RAM.
+    // The VMM would reject a mapping of this memory, because it is not RAM.
     assert_eq!(after.failed.map, before.failed.map, "{after:?}");
 }
 

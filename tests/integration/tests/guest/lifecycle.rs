@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Events that end a domain and its windows: reboot of the guest, and unbinding and rebinding of the driver.
+//! Events that end a domain and its windows: reboots, resets, unbinding of the driver, and another domain of the device.
 
 use carom_integration::harness::guest_test;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,7 +10,7 @@ use carom_integration::{Guest, Kernel, Outcome};
 use crate::support::edu::{FIND_EDU, TEST_EDU};
 use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, guest_with_windows, number, required, run};
 
-/// Returns a text that no earlier run left on the drive.
+/// Returns a unique text, which differs from all texts that earlier runs left on the drive.
 fn unique() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
     format!("carom-{}", now.as_nanos())
@@ -29,8 +29,8 @@ marker() {
 }
 "#;
 
-/// Returns a job that runs in three boots. Each boot verifies I/O and finds the marker of the previous boot. The first two
-/// boots end by `restart`.
+/// Returns a job for three boots of a guest. In each boot, the job prints the previous boot's marker and verifies I/O. At the
+/// end of the first two boots, it writes a new marker and runs `restart`.
 pub(crate) fn three_boots(restart: &str) -> String {
     let id = unique();
     let verify = workload::fio_verify(8, 32);
@@ -57,13 +57,13 @@ fn reboots_twice(name: &str, bounce: Option<&str>) {
 
     let outcome = run(&guest);
 
-    // Each of these lines contains the marker that a boot found on the drive, from the previous boot.
+    // Each boot prints a line with the number of the marker that the previous boot wrote.
     let boots: Vec<&str> = outcome.console.lines().filter_map(|line| line.strip_prefix("CAROM-BOOT ")).collect();
     assert_eq!(boots.len(), 3, "console:\n{}", outcome.console);
     assert_eq!(boots[1..], ["1", "2"], "console:\n{}", outcome.console);
     workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
     if bounce.is_some() {
-        // Each boot grew its own window.
+        // Each boot requested chunks for its own window.
         assert!(
             outcome.counters.last().is_some_and(|counters| counters.requests.window_add >= 3),
             "{:?}",
@@ -72,7 +72,7 @@ fn reboots_twice(name: &str, bounce: Option<&str>) {
     }
 }
 
-/// Checks that the guest restarts without a shutdown and boots again. `guest` creates the guest from a job.
+/// Checks that a guest boots again after an emergency restart, without a shutdown. `guest` creates the guest for a job.
 fn restarts(guest: impl FnOnce(&str) -> Guest) -> Outcome {
     let id = unique();
     let job = format!(
@@ -95,7 +95,7 @@ fi
 
 #[guest_test(slow = "triple_fault_resets_the_guest covers restarts, and hotplug::stock_kernel_* covers this kernel")]
 fn distributions_kernel_restarts_without_firmware() {
-    // Linux with built-in EFI support does not use the ACPI reset register of a machine without firmware.
+    // Debian's kernel is built with EFI support, so it does not use the ACPI reset register of a machine without firmware.
     restarts(|job| Guest::new("restart-stock").kernel(Kernel::Stock).iommu_device(&SITE.nvme[0]).job(job));
 }
 
@@ -125,7 +125,7 @@ fn reset_of_the_vm_parks_windows_for_the_next_kernel() {
     let outcome = run(&guest);
 
     workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
-    // Before each reset, the VMM reports its counters.
+    // The VMM reports its counters before each reset and at the end.
     let [first, second, .., last] = &outcome.counters[..] else {
         panic!("expected at least three reports: {:?}", outcome.counters)
     };
@@ -159,8 +159,8 @@ done
 
 #[guest_test]
 fn device_taken_out_of_its_domain_and_back_under_windows() {
-    // VFIO in the guest replaces the DMA domain. The window ends with the domain (protocol, rule 2), and a new window grows
-    // afterwards.
+    // VFIO in the guest replaces the drive's DMA domain. The window ends with the domain (protocol, rule 2). When the drive
+    // returns, it gets a new window.
     const ROUNDS: usize = 3;
     let verify = workload::fio_verify(8, 32);
     let job = format!(
@@ -172,7 +172,7 @@ for round in $(seq {ROUNDS}); do
     echo "$NVME" >"$DEVICE/driver/unbind"
     echo vfio-pci >"$DEVICE/driver_override"
     echo "$NVME" >/sys/bus/pci/drivers_probe
-    # Opening the group's device moves the group to VFIO's domain; one page is mapped there.
+    # edu-dma opens the group, which moves the drive to VFIO's domain, and maps one page there.
     printf 'map 0x100000 rw\nunmap 0x100000\n' | edu-dma vfio "$NVME" || exit 82
     echo "$NVME" >"$DEVICE/driver/unbind"
     echo >"$DEVICE/driver_override"
@@ -195,8 +195,8 @@ done
     assert!(counters.window_bytes <= 64 * MIB, "{counters:?}");
 }
 
-/// Shell function `refuse DEVICE`: unbinds a device from its driver, requests an identity domain for its group, and binds it
-/// again.
+/// Shell function `refuse DEVICE`: unbinds a device from its driver, requests an identity domain for the device's group, and
+/// binds the device again.
 const REFUSE: &str = r#"
 refuse() {
     group=$(readlink -f "/sys/bus/pci/devices/$1/iommu_group")
@@ -207,8 +207,8 @@ refuse() {
 }
 "#;
 
-/// Runs a guest whose VMM may lock less memory than the guest's RAM, so that identity domains are rejected. Checks that
-/// `domains` requests were rejected, that I/O was verified three times, and that the kernel does not complain.
+/// Runs a guest whose VMM may lock less memory than the guest's RAM, so the VMM rejects identity domains. Checks that `domains`
+/// requests were rejected, that I/O was verified three times, and that the kernel does not complain.
 fn refused(guest: &Guest, domains: usize) -> Outcome {
     let outcome = run(guest);
 
@@ -239,11 +239,11 @@ done
 
     let outcome = refused(&guest, 2);
 
-    // Each attempt ended the windows, and the guest has requested new chunks since then.
+    // Each request for another domain ended the windows. Afterwards, the guest requested new chunks.
     let chunks: Vec<_> = outcome.values("CAROM-CHUNKS").collect();
     assert!(
         chunks.len() == 2 && chunks.iter().all(|count| *count != "0"),
-        "windows did not come back each time: {chunks:?}"
+        "the windows did not get chunks again each time: {chunks:?}"
     );
 }
 
@@ -257,11 +257,12 @@ fn refused_domain_leaves_the_old_domain_on_the_newer_kernel() {
     refused_domain_leaves_the_old_one("refused-newer", Kernel::Newer);
 }
 
-/// Checks two devices that return to their previous domain, which still contains mappings, after the host has rejected another
-/// domain. The guest has no windows.
+/// Checks that two devices keep their previous domains, with all mappings, after the VMM has rejected other domains. The guest
+/// has no windows.
 ///
-/// The drive bounces through guest pages, which its pool unmaps before the host receives the request for the other domain. For
-/// the edu device, a page stays mapped. The device reads and writes this page each time the driver is bound to the device.
+/// The drive bounces through guest pages. The drive's pool unmaps them before the VMM receives the request for the other
+/// domain. For the edu device, the test driver leaves a page mapped. The device reads and writes this page each time the driver
+/// is bound.
 fn refused_domain_leaves_what_is_mapped(name: &str, kernel: Kernel) {
     let edu = required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)");
     let job = format!(
@@ -296,7 +297,7 @@ dmesg | sed -n 's/^.*dma-bounce-test: a page is mapped at /CAROM-PAGE /p'
 
     let pages: Vec<&str> = outcome.values("CAROM-PAGE").collect();
     assert!(pages.len() == 3 && pages.iter().all(|page| *page == pages[0]), "{pages:?}; {}", outcome.console);
-    // The guest has not tried to map addresses that were still mapped.
+    // No MAP request failed, so the guest never mapped an address that was still mapped.
     let counters = outcome.counters.last().expect("the VMM reports its counters");
     assert_eq!((counters.failed.map, counters.requests.window_add), (0, 0), "{counters:?}");
     assert_eq!(outcome.values("CAROM-PROVIDER").collect::<Vec<_>>(), ["pages"; 3]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Limit on the memory that a guest without windows may map, and agreement of the counters with the host's kernel.
+//! Limit on the memory that a guest without windows may map. The tests also compare the VMM's counters with the host kernel's.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,8 +14,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, info, pinned, put};
 use crate::support::{MIB, SITE};
 
-/// Bytes that the guest may map in addition to its permanent mappings: enough for one and a half of its largest requests (128
-/// KiB).
+/// Bytes that the guest may map in addition to its permanent mappings. This is one and a half times the guest's largest request
+/// (128 KiB).
 const ROOM: u64 = 192 << 10;
 
 fn counter(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
@@ -23,8 +23,8 @@ fn counter(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
     counters[device][name].as_u64().unwrap_or_else(|| panic!("{device} {name}: {counters}"))
 }
 
-/// Returns the pinned bytes at a moment when the guest neither maps nor unmaps memory. The counts of the VMM and of the host's
-/// kernel must agree.
+/// Waits for a moment at which the guest neither maps nor unmaps memory, and returns the bytes pinned then. Asserts that the
+/// VMM and the host's kernel count the same number.
 fn quiet(vmm: &ApiVmm) -> u64 {
     let start = Instant::now();
     loop {
@@ -61,14 +61,14 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
     assert_eq!(counter(&vmm, "_iommu", "failed_map"), 0);
     assert_eq!(counter(&vmm, "drive", "pinned_bytes"), counter(&vmm, "drive", "mapped_bytes"));
 
-    // If more memory is mapped now than the new limit allows, this memory stays mapped.
+    // The new limit does not unmap anything, even if the guest has already mapped more than the limit.
     limit(&vmm, mapped + ROOM);
     assert_eq!(info(&vmm)["iommu_bounce"]["max_mapped"], mapped + ROOM);
     let done = vmm.console().matches("CAROM-VERIFY 0 ").count();
     let start = Instant::now();
     while vmm.console().matches("CAROM-VERIFY 0 ").count() < done + 2 {
         let mapped_now = counter(&vmm, "_iommu", "mapped_bytes");
-        // A round of I/O that began before the limit was set may have mapped more.
+        // At first, more may be mapped by a round that began before the limit was set.
         assert!(
             mapped_now <= mapped + ROOM || start.elapsed() < Duration::from_secs(10),
             "{mapped_now} bytes are mapped; the limit is {mapped} + {ROOM}"
@@ -88,7 +88,7 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
     put(&vmm, "vmm.shutdown", &Value::Null);
     let console = vmm.console();
     assert!(!console.contains("I/O error"), "{console}");
-    // Rounds may be slow, but none of them may have read wrong data or failed.
+    // A round may be slow, but no round may have failed or read wrong data.
     let wrong: Vec<&str> = console
         .lines()
         .filter(|line| line.starts_with("CAROM-VERIFY ") && !line.starts_with("CAROM-VERIFY 0 "))

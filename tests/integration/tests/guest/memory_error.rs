@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Uncorrectable memory errors of the host in guest pages: the VM ends with a reason, and its guest stops.
+//! Uncorrectable memory errors of the host in guest pages: the VM ends, and reports the reason.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -15,10 +15,10 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, end, info};
 use crate::support::{MIB, SITE};
 
-/// File that takes a page out of use if the page's physical address is written to it (`CONFIG_MEMORY_FAILURE`). As after a
-/// memory error, the page's contents are lost.
+/// File of the host's kernel (`CONFIG_MEMORY_FAILURE`). If a page's physical address is written to this file, the kernel takes
+/// the page out of use. As after a memory error, the page's contents are lost.
 const HARD_OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
-/// Pages that get an error. The guest uses a quarter of its RAM, so it accesses some of these pages.
+/// Number of pages that get an error. The guest uses a quarter of its RAM, so it accesses some of these pages.
 const PAGES: usize = 256;
 const PAGE: u64 = 4096;
 /// Time after which the test fails if the guest has accessed none of these pages.
@@ -67,7 +67,7 @@ fn memory_error_of_the_host_ends_the_vm_with_a_reason() {
     let reason = reason_of_failure(&vmm);
     assert!(reason.contains("uncorrectable memory error in guest memory: zone 'mem0', memory of the host"), "{reason}");
     tell(&format!("CAROM-MEMORY-ERROR in {failed} pages: {reason}"));
-    // The program was started with --no-shutdown: only the VM ends.
+    // Only the VM ends: carom runs with --no-shutdown, so it continues and answers.
     let info = info(&vmm);
     assert!(info["failure"].as_str().is_some_and(|failure| failure.contains("zone 'mem0'")), "{info}");
     end(&mut vmm);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! RAM that is added to a running guest. Its drives use this RAM, behind the virtio-iommu and without it.
+//! RAM that is added to a running guest. The guest's drive uses this RAM, with and without the virtio-iommu.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,8 +17,7 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, end, info, payload, pinned, put, wait_gone};
 use crate::support::{MIB, SITE};
 
-/// Returns a job that prints the amount of memory, and works with the drive each time the amount has
-/// grown.
+/// Returns a job that prints the size of the memory, and verifies I/O on the drive each time the size has grown.
 fn grow_and_work() -> String {
     let verify = workload::fio_verify(4, 8);
     format!(
@@ -41,14 +40,14 @@ done
     )
 }
 
-/// Returns the MiB in the complete console lines `KIND …`.
+/// Returns the numbers in the complete console lines `KIND KIB`, converted to MiB.
 fn figures(vmm: &ApiVmm, kind: &str) -> Vec<u64> {
     let whole = vmm.whole_lines();
     let numbers = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse::<u64>().ok());
     numbers.map(|kib| kib >> 10).collect()
 }
 
-/// Waits for the `number`th console line of this kind, and returns its value.
+/// Waits for the `number`th console line `KIND KIB`, and returns its number in MiB.
 fn wait_for_figure(vmm: &ApiVmm, kind: &str, number: usize) -> u64 {
     let start = Instant::now();
     loop {
@@ -66,7 +65,7 @@ fn resize(vmm: &ApiVmm, mib: u64) -> (u16, String) {
     (status, answer.to_string())
 }
 
-/// Boots a guest of 512 MiB of RAM, to which another 512 MiB can be added. With `iommu`, the drive is behind the virtio-iommu.
+/// Boots a guest that has 512 MiB of RAM and can get another 512 MiB. With `iommu`, the drive is behind the virtio-iommu.
 fn boot(kernel: Kernel, iommu: bool, cmdline: &str, more: Value) -> ApiVmm {
     boot_on(&SITE, kernel, iommu, cmdline, more)
 }
@@ -104,7 +103,7 @@ fn grows_twice_and_keeps_it_over_a_reboot(kernel: Kernel) {
     }
     assert!(resize(&vmm, 1152).1.contains("memory.hotplug_size leaves only 0"));
     put(&vmm, "vm.reboot", &Value::Null);
-    // Added memory is available when the guest is ready, or soon after.
+    // The rebooted guest has the added memory when its job begins, or soon afterwards.
     let ready = wait_for_figure(&vmm, "CAROM-READY", 2);
     let again = if ready - booted < 512 { wait_for_figure(&vmm, "CAROM-GREW", 3) } else { ready };
     assert_eq!(again - booted, 512);
@@ -121,7 +120,7 @@ fn ram_is_added_to_a_guest_with_the_newer_kernel() {
     grows_twice_and_keeps_it_over_a_reboot(Kernel::Newer);
 }
 
-/// Adds 128 MiB and checks that the drive works in this memory. Returns the additional pinned bytes.
+/// Adds 128 MiB and checks that verified I/O succeeds afterwards. Returns by how many bytes the pinned memory grew.
 fn grows_and_works(vmm: &ApiVmm) -> u64 {
     let before = pinned(vmm);
     assert_eq!(resize(vmm, 640), (204, "null".into()));
@@ -157,7 +156,7 @@ fn refused_ram_leaves_room_for_the_drive_and_for_less_ram() {
         assert!(status != 204 && answer.contains("limit on locked memory"), "{status}: {answer}");
         assert_eq!((pinned(&vmm), &info(&vmm)["memory_actual_size"]), (before, &json!(512 * MIB)));
     }
-    // An added drive maps the guest's RAM.
+    // After the rejections, a drive that is added again can still map all RAM.
     put(&vmm, "vm.remove-device", &json!({"id": "drive"}));
     wait_gone(&vmm, "drive");
     let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": false, "id": "drive"});

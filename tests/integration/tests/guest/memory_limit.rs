@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! VMM whose control group has no more memory and no swap, so the kernel kills the VMM. Afterwards, data that the guest has
-//! flushed must still exist, the guest's drive must be available immediately, and nothing may stay pinned.
+//! VMM that the kernel kills, because the VMM's control group has reached its memory limit and cannot swap. Afterwards, all
+//! data that the guest has flushed must still exist. The guest's drive must be available immediately, and no memory may stay
+//! pinned.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -20,10 +21,10 @@ use crate::hotplug::{create_and_boot, pinned, put};
 use crate::killed::{counting, holds, last_told};
 use crate::support::{MIB, SITE, qemu_img};
 
-/// Memory that the guest may use in addition to its normal work. In the end, the guest requests more than this.
+/// Memory that the limit leaves for further use by the VMM. At the end, the guest uses more than this.
 const ROOM: u64 = 32 * MIB;
 
-/// Returns a job that works with the drive, and fills memory once the power button is pressed.
+/// Returns shell lines that verify I/O on the drive in the background, and fill memory after the power button is pressed.
 fn beside() -> String {
     let verify = workload::fio_verify(4, 16);
     format!(
@@ -87,7 +88,7 @@ fn vmm_killed_at_its_memory_limit_loses_no_flushed_data() {
     before.wait_until_back().unwrap();
     drop((vmm, group));
 
-    // Disks and drive are available to the next VMM.
+    // The next VMM can use the disks and the drive.
     let job = format!("{}\n{}", workload::WAIT_FOR_NVME, counting(flushed, 1000, &workload::fio_verify(4, 16)));
     let next = boot(dir.path(), &job, |_| {});
     next.wait_for("CAROM-FLUSHED 1000\n", 1, BOOT_TIME).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-net: a card of a real guest on a tap interface. Three cases are tested: the card is not behind the virtio-iommu, is
-//! behind it without windows, or is behind it with a window.
+//! virtio-net: a real guest's network card on a tap interface. Three cases are tested: the card is not behind the virtio-iommu,
+//! is behind it without windows, or is behind it with a window.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -17,15 +17,15 @@ use crate::hotplug::{create, create_and_boot, end, go_on_in_another_process, put
 use crate::support::tap::{open_tap, put_with_descriptors};
 use crate::support::{MIB, SITE, run};
 
-/// Bytes that the guest sends to the host, and that the host sends back.
+/// Number of bytes that the guest sends to the host, and that the host sends back.
 const TRAFFIC: u64 = 4 * MIB;
 
-/// Returns a job that does `work` on the network `net`, given by its first three numbers.
+/// Returns a job that runs the shell lines `work` on the network `net`, given by the first three numbers of its addresses.
 pub(crate) fn job(net: &str, work: &str) -> String {
     job_of(net, TRAFFIC, work)
 }
 
-/// Like [`job`], with `bytes` bytes that go to the host and back.
+/// Like [`job`], but sends `bytes` bytes to the host and back.
 pub(crate) fn job_of(net: &str, bytes: u64, work: &str) -> String {
     let port = echo_server().unwrap();
     let (own, server) = (format!("{net}.2"), format!("{net}.1"));
@@ -143,7 +143,7 @@ fn card_is_added_and_removed_while_it_is_used() {
     slow = "card_on_a_macvtap_interface_* covers a descriptor, snapshot:: covers restored guests, and unit tests cover net_fds"
 )]
 fn card_with_a_client_descriptor_is_restored_with_another() {
-    // A connection is lost with its interface. A short timeout makes the guest soon open the next connection.
+    // Each connection is lost when its interface is removed. A short timeout makes the guest soon open the next connection.
     let job =
         job("10.77.6", "wait_for_card\necho CAROM-READY\nwhile :; do large; done\n").replace("nc -w 60", "nc -w 5");
     let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
@@ -161,7 +161,7 @@ fn card_with_a_client_descriptor_is_restored_with_another() {
     );
     let (status, message) = put_with_descriptors(&vmm.socket(), "vm.add-net", &card, &[&tap]);
     assert_eq!((status, message.as_str()), (204, ""));
-    // From now on, the VM owns the descriptors.
+    // The VM has its own duplicate of the descriptor.
     drop(tap);
     put(&vmm, "vm.boot", &Value::Null);
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
@@ -190,14 +190,14 @@ fn card_with_a_client_descriptor_is_restored_with_another() {
     assert_eq!((status, message.as_str()), (204, ""));
     drop(tap);
     vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
-    // The descriptors also survive a boot.
+    // The VM also keeps the descriptor over a shutdown and another boot.
     put(&vmm, "vm.shutdown", &Value::Null);
     put(&vmm, "vm.boot", &Value::Null);
     vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
     end(&mut vmm);
 }
 
-/// Two connected host interfaces. The first interface has an address, and a macvtap interface is on the second.
+/// Two connected host interfaces. The first interface has an address. The second interface carries a macvtap interface.
 struct OnAWire {
     device: PathBuf,
 }
@@ -256,7 +256,7 @@ fn card_on_a_macvtap_interface_works_by_name_and_descriptor() {
 #[guest_test(slow = "snapshot:: covers restored guests, and unit tests cover the state of the card")]
 fn guest_continues_with_its_card_in_another_process() {
     let work = "wait_for_card\nwhile :; do large; ping -c 1 -q NET.1 >/dev/null && echo CAROM-SAME ping; done\n";
-    // A connection may be lost if the guest must resend data too often, because no process served the card for some time. A short
+    // Between the two processes, no process serves the card, so the guest must resend data, and may lose a connection. A short
     // timeout makes the guest soon open the next connection.
     let job = job("10.77.7", work).replace("nc -w 60", "nc -w 10");
     let mut vmm = ApiVmm::start(&SITE, &job).unwrap();

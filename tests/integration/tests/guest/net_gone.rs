@@ -17,7 +17,7 @@ use crate::support::SITE;
 
 const TAP: &str = "caromgone";
 
-/// Job that uses the card all the time, and continues without it.
+/// Job that uses the card without pauses, and continues after the card has been removed.
 const WORK: &str = r#"
 wait_for_card
 large
@@ -62,6 +62,6 @@ fn guest_outlives_its_deleted_interface_and_releases_its_card() {
     wait_gone(&vmm, "card");
     vmm.wait_for("CAROM-LIVES 2", 1, BOOT_TIME).unwrap();
     end(&mut vmm);
-    // A packet may have arrived while the interface was down but not deleted yet.
+    // In addition to the deletion, the VMM may report one error, for a packet that arrived while the interface was down.
     assert!(vmm.said().matches("card: ").count() <= 2, "{}", vmm.said());
 }

@@ -8,7 +8,7 @@ use carom_integration::harness::guest_test;
 use crate::support::driven::{assert_left_alone, bytes_come_back};
 use crate::support::{MIB, SITE, required};
 
-/// Bytes that go to the server and back.
+/// Number of bytes that the guest sends to the server, and that the server sends back.
 const TRAFFIC: u64 = 2 * MIB;
 
 fn e1000e(choice: &str) -> Figures {
@@ -30,9 +30,9 @@ fn network_card_is_left_alone_by_default() {
 fn every_byte_of_a_bounced_network_card_is_right() {
     let figures = e1000e("on");
 
-    // Each packet needs at least one mapping, in either direction.
+    // Each packet, sent or received, needs at least one mapping.
     assert!(figures.bounced > TRAFFIC / 1500, "{figures:?}");
-    // The first packets may find no slot yet.
+    // The first packets may not bounce, because the pool has no chunk yet.
     let least = TRAFFIC / 2;
     assert!(figures.copied_in > least && figures.copied_out > least, "{figures:?}");
 }
@@ -46,7 +46,8 @@ fn card_that_keeps_its_pages_is_left_alone_by_default() {
 fn every_byte_of_a_bounced_card_that_keeps_its_pages_is_right() {
     let figures = igb("on");
 
-    // Sent packets bounce. The driver synchronises its receive pages itself, and maps them with an attribute that says so.
+    // Only sent packets bounce. The driver maps its receive pages with the attribute for mappings that the driver itself
+    // synchronises.
     assert!(figures.copied_in > TRAFFIC / 2, "{figures:?}");
     assert!(figures.refused_by_attributes > 0 && figures.elision_lost > 0, "{figures:?}");
     assert_eq!((figures.copied_out, figures.syncs), (0, 0), "{figures:?}");

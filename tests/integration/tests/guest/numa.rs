@@ -14,7 +14,7 @@ use crate::disk::image;
 use crate::hotplug::{create_and_boot, put};
 use crate::support::{MIB, SITE};
 
-/// Returns the host CPUs on which the thread with this name may run.
+/// Returns the host CPUs on which the VMM's thread with this name may run.
 fn place(vmm: &ApiVmm, thread: &str) -> String {
     for task in fs::read_dir(format!("/proc/{}/task", vmm.pid())).unwrap() {
         let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();
@@ -31,7 +31,7 @@ fn place(vmm: &ApiVmm, thread: &str) -> String {
 )]
 fn two_node_guest_in_ram_zones_does_io_with_and_without_iommu() {
     let (drive, disk) = (workload::fio_verify(8, 32), workload::fio_verify_on("/dev/vda", 8, 32));
-    // The job uses more memory than either node has, so that DMA reaches all zones.
+    // The job fills 200 MB of memory, so that the guest uses several zones.
     let job = format!(
         "{WAIT_FOR_NVME}
 cd /sys/devices/system/node
@@ -83,6 +83,6 @@ sleep 1000
     let info = vmm.call("GET", "/api/v1/vm.info", None).unwrap().1;
     assert_eq!(info["device_tree"]["_vfio0"]["pci_bdf"], "0000:00:09.0", "{info}");
     let used = fs::read(&ram).unwrap().chunks(4096).filter(|page| page.iter().any(|byte| *byte != 0)).count();
-    assert!(used > 0, "the file contains nothing of the guest's RAM");
+    assert!(used > 0, "the guest did not use the zone with the file");
     put(&vmm, "vmm.shutdown", &Value::Null);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest patch itself: its KUnit tests, its test driver on a device, its other memory provider, and idle behaviour.
+//! The guest patch itself: its KUnit tests, its test driver on the edu device, bouncing through guest pages, and the return of
+//! idle memory.
 
 use carom_integration::harness::guest_test;
 use std::time::Duration;
@@ -41,8 +42,8 @@ yes CaromSec | tr -d '\n' | head -c 8388608 | dd of=/dev/nvme0n1 bs=128k conv=fs
 fio --name=fill --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=64 --bs=128k --size=8M >/dev/null || exit 85
 "#;
 
-/// Runs the patch's test driver, which checks every byte of DMA by the edu device and tries forbidden addresses. Meanwhile a
-/// drive of the same guest does bounced I/O.
+/// Runs the patch's test driver on the edu device. The driver checks every byte of the device's DMA, and makes the device
+/// access forbidden addresses. Meanwhile, a drive of the same guest does bounced I/O.
 fn edu_is_right(name: &str, kernel: Kernel) {
     let edu = required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)");
     let verify = workload::fio_verify(8, 16).replace("--size=", "--offset=16M --size=");
@@ -55,7 +56,8 @@ wait
 {COMPLAINTS}"#
     );
 
-    // The windows have more memory than the drive can use, so that the edu device always gets the memory that its test needs.
+    // The budget is larger than the memory that the drive can use, so that the edu device always gets the memory that its test
+    // needs.
     let guest = Guest::new(name).kernel(kernel).iommu_device(edu).iommu_device(&SITE.nvme[0]).bounce("size=128M");
     let outcome = run(&guest.time_limit(Duration::from_secs(150)).job(&job));
 
@@ -169,7 +171,7 @@ start=$(large)
     assert!(number(&outcome, "CAROM-LARGE-WHEN-SET") >= 32, "console:\n{}", outcome.console);
 }
 
-/// Checks that the drive's DMA bounces through guest pages, behind an IOMMU without windows.
+/// Checks that the drive's DMA bounces through guest pages if the drive's IOMMU has no windows.
 fn guest_pages_serve(name: &str, vmm: Vmm, cmdline: &str) {
     let job = format!(
         "{WAIT_FOR_NVME}{}sed 's/^/CAROM-STAT-/' $(grep -lx \"device $NVME\" /sys/kernel/debug/iommu_bounce/*/stats)\n\
@@ -191,7 +193,7 @@ fn guest_pages_serve(name: &str, vmm: Vmm, cmdline: &str) {
     assert_eq!(outcome.value("CAROM-STAT-provider").unwrap_or_default(), "pages");
     let bounced = number(&outcome, "CAROM-STAT-bounced_pages") + number(&outcome, "CAROM-STAT-bounced_lists");
     assert!(bounced > 500, "bounced {bounced}; console:\n{}", outcome.console);
-    // These IOMMUs advise no threshold, so the guest must have measured and used one.
+    // These IOMMUs advise no bounce threshold, so the guest must use the threshold that it has measured.
     let threshold = number(&outcome, "CAROM-STAT-threshold");
     assert!((4096..=262_144).contains(&threshold), "{threshold}");
     assert_eq!(number(&outcome, "CAROM-STAT-threshold_measured"), threshold);
@@ -215,8 +217,7 @@ fn boot_option_limits_the_pages_of_a_domain() {
          {COMPLAINTS}",
         workload::fio_verify(8, 64)
     );
-    // Excessive values such as 2 GiB are ignored. 3 MiB is not a multiple of the chunk size, so the kernel rounds it up to 4
-    // MiB.
+    // The kernel ignores excessive values such as 2 GiB. 3 MiB is not a multiple of the chunk size, so the kernel uses 4 MiB.
     let guest = Guest::new("patch-limit").vmm(Vmm::Qemu).iommu_device(&SITE.nvme[0]);
     let outcome = run(&guest.cmdline("iommu.strict=1 iommu.bounce=pages=2G,auto,128K,pages=3M,x").job(&job));
 
@@ -229,8 +230,8 @@ fn boot_option_limits_the_pages_of_a_domain() {
     assert_no_complaint(&outcome);
 }
 
-/// Job for two drives of one group. Each drive runs verified I/O alone. Then one drive continues. Meanwhile, the other drive is
-/// twice unbound with I/O in flight, bound again and used again.
+/// Job for two drives of one IOMMU group. The job first verifies I/O on each drive alone. Then it repeats verified I/O on the
+/// first drive. Meanwhile, it twice unbinds the second drive with I/O in flight, binds it again and verifies I/O on it.
 const DRIVES_OF_A_GROUP_WORK: &str = r#"
 # Waits for the drive of a PCI device, and prints its name, which may change.
 drive_of() {
@@ -270,7 +271,7 @@ wait
 awk '/^slots_(read|write|rw)_/ { n += $2 } /^free_/ { n -= $2 } END { print "CAROM-MAPPED", n + 0 }' "$POOL"
 "#;
 
-/// Checks two drives that the IOMMU cannot distinguish. They share a group, and therefore a domain and a pool.
+/// Checks two drives that the IOMMU cannot distinguish. The drives share an IOMMU group, and therefore a domain and a pool.
 fn drives_of_a_group_share_a_pool(name: &str, vmm: Vmm, cmdline: &str) {
     let images = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
     for image in &images {
@@ -344,7 +345,7 @@ sleep 0.5
 "#,
         verify = workload::fio_verify(8, 32)
     );
-    // The idle drive has nothing in flight, so all chunks become idle.
+    // After the I/O, no slot is in use, so all chunks become idle.
     let guest = guest_with_windows("patch-idle").job(&job);
 
     let outcome = run(&guest);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-pmem: Debian's kernel writes to a host file as to memory, flushes it, and releases the device. Drives behind the
-//! virtio-iommu do DMA to pages of the file.
+//! virtio-pmem: a guest sees a host file as persistent memory. Debian's kernel writes to the memory, flushes it, and releases
+//! the device. Drives behind the virtio-iommu do DMA to pages of the file.
 
 use std::fs::{self, File};
 
@@ -14,7 +14,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, end, put, wait_gone};
 use crate::support::{MIB, SITE, number, run};
 
-/// Job that reports each added device, writes to it and flushes it, and ends when the last device is removed.
+/// Job that waits for three devices. It prints the size of each device, writes to the device and flushes it. The job ends when
+/// the third device is removed.
 const JOB: &str = "
 mark() {
     while [ ! -b /dev/$1 ]; do sleep 0.1; done
@@ -62,7 +63,7 @@ fn pmem_files_keep_what_the_guest_writes_unless_discarded() {
     wait_gone(&vmm, "plugged");
 
     let console = vmm.console();
-    // Linux numbers the devices in the order in which they become ready.
+    // The names of the guest's devices depend on the order in which they become ready, so the lines contain the files' names.
     for line in [
         "CAROM-SIZE kept 32768",
         "CAROM-FLUSHED kept",
@@ -81,8 +82,8 @@ fn pmem_files_keep_what_the_guest_writes_unless_discarded() {
     end(&mut vmm);
 }
 
-/// Returns a job that makes each of these drives do direct I/O from and to pages of a file on persistent memory. If a program
-/// hangs in the kernel, the job never prints its last line (CAROM-FAULTS).
+/// Returns a job that makes each of these drives do direct I/O from and to pages of a file on persistent memory. If the I/O
+/// hangs, the job never prints its last line (CAROM-FAULTS).
 fn direct_io(drives: &[&str]) -> String {
     let drives = drives.join(" ");
     format!(
@@ -101,7 +102,7 @@ dmesg | grep -c 'virtio_iommu.*fault' | sed 's/^/CAROM-FAULTS /'
 /// Number of lines that `memory-check dax` prints per drive.
 const DAX_CASES: usize = 5;
 
-/// Checks direct I/O of a virtio disk and an NVMe drive from and to a file that the guest sees as memory.
+/// Checks direct I/O of a virtio disk and an NVMe drive whose buffers are pages of a file on persistent memory.
 fn does_direct_io(name: &str, kernel: Kernel, windows: bool) {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Many clients that poll `vm.info`: their latency without a guest, with an idle guest, and with a guest that does I/O.
+//! Many clients that poll `vm.info`. The test measures the latency without a guest, with an idle guest, and with a guest that
+//! does I/O.
 
 use carom_integration::harness::guest_test;
 use std::path::{Path, PathBuf};
@@ -27,13 +28,13 @@ const CLIENTS: usize = 64;
 /// Duration of one measurement.
 const TIME: Duration = Duration::from_secs(1);
 
-/// Pauses between two requests of a client: none, or the pause of a monitoring client.
+/// Pauses of a client between two requests: no pause, and the usual pause of a monitoring client.
 const PACES: [Duration; 2] = [Duration::ZERO, Duration::from_secs(1)];
 
-/// Time from the start of a phase to its measurement, because fio needs time to start.
+/// Time from the start of a phase to the measurement. fio needs this time to start.
 const LEAD: Duration = Duration::from_secs(2);
 
-/// Duration of a phase of the guest in seconds: lead, measurements and a reserve.
+/// Duration of a phase of the guest in seconds: [`LEAD`], one measurement at each of [`PACES`], and a reserve.
 const PHASE: u64 = 6;
 
 /// Returns a job that alternates between idling and reading 4k blocks.
@@ -54,7 +55,7 @@ while :; do sleep 1; done
     )
 }
 
-/// Persistent connection.
+/// Client with a persistent connection.
 struct Client {
     stream: UnixStream,
     answer: Vec<u8>,
@@ -113,7 +114,7 @@ async fn ask(socket: PathBuf, pace: Duration, state: &'static str) -> Vec<Durati
     times
 }
 
-/// Returns the latencies of all clients at each of [`PACES`], with the VM in this state.
+/// Measures at each of [`PACES`], and returns the latencies of all clients. `state` is the expected state of the VM.
 fn poll(vmm: &ApiVmm, state: &'static str) -> [Vec<Duration>; 2] {
     PACES.map(|pace| {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -124,7 +125,7 @@ fn poll(vmm: &ApiVmm, state: &'static str) -> [Vec<Duration>; 2] {
     })
 }
 
-/// Like [`poll`], in one phase of the guest. Fails if the phase ends before the measurements.
+/// Like [`poll`], in the phase `phase` of the guest. Fails if the phase `next` begins before the measurements have ended.
 fn poll_in_phase(vmm: &ApiVmm, phase: &str, next: &str) -> [Vec<Duration>; 2] {
     vmm.wait_for(&format!("CAROM-PHASE {phase}\n"), 1, BOOT_TIME).unwrap();
     thread::sleep(LEAD);
@@ -133,7 +134,7 @@ fn poll_in_phase(vmm: &ApiVmm, phase: &str, next: &str) -> [Vec<Duration>; 2] {
     times
 }
 
-/// Returns a line for the user: median and 99th percentile at each pace.
+/// Returns a line of text with the median and the 99th percentile at each pace.
 fn line(what: &str, times: &mut [Vec<Duration>; 2]) -> String {
     let of = |times: &mut Vec<Duration>| {
         times.sort_unstable();

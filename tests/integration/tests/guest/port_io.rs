@@ -20,7 +20,7 @@ fn string_instruction_reads_one_port_many_times() {
     let finished = run_limited(&mut carom, &logs.path().join("console"), limits, None).unwrap();
 
     assert!(matches!(finished.ended, Ended::Exited(status) if status.success()), "{finished:?}");
-    // All three reads must be of the line status register (0x60: transmitter empty). The next two registers, modem status and
-    // scratch, have other values.
+    // All three reads must return the line status register (0x60: transmitter empty). The registers at the next two ports,
+    // modem status and scratch, have other values.
     assert_eq!(finished.stdout, "\x60\x60\x60\n");
 }

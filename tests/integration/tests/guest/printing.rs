@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that print a lot while they use a drive. QEMU's unmodified emulation of nested guests reset about 6 of 100 such guests.
-//! See `docs/rig.md`, The emulator.
+//! Guests that print a lot while they use a drive. Unmodified QEMU, which emulates nested guests incorrectly, reset about 6 of
+//! 100 such guests (`docs/rig.md`, The emulator).
 
 use std::env;
 
@@ -13,11 +13,11 @@ use crate::support::{SITE, number, run};
 /// Number of guests, unless `CAROM_BOOTS` is set.
 const BOOTS: u32 = 5;
 
-/// Lines that each vCPU prints.
+/// Number of lines that each vCPU prints.
 const LINES: u64 = 40;
 
-/// Returns a job that reads the drive while both vCPUs print. The kernel's own log is used, because it goes to the serial
-/// port immediately.
+/// Returns a job that reads the drive while both vCPUs print. The vCPUs print to the kernel's log, which the kernel writes to
+/// the serial port immediately.
 fn job() -> String {
     format!(
         r#"{WAIT_FOR_NVME}
@@ -52,7 +52,7 @@ fn no_guest_resets_or_hangs_while_it_boots_and_prints() {
 
         assert_eq!(number(&outcome, "CAROM-PRINTED"), 2 * LINES, "console:\n{}", outcome.console);
         let lines = outcome.console.lines().filter(|line| line.contains("CAROM-LINE vCPU")).count();
-        assert!(lines as u64 >= 2 * LINES, "{lines} lines came; console:\n{}", outcome.console);
+        assert!(lines as u64 >= 2 * LINES, "{lines} lines were printed; console:\n{}", outcome.console);
         if outcome.retries > 0 {
             again.push(boot);
         }

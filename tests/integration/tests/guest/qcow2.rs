@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Disks of qcow2 images. QEMU's own program creates and checks them.
+//! Disks on qcow2 images. QEMU's own program creates and checks the images.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rate limits of disks: fio in a guest reaches the limit, and two disks of a group share it.
+//! Rate limits of disks: fio in a guest reaches a disk's limit, and two disks of a group share the group's limit.
 
 use std::fs::File;
 
@@ -8,7 +8,7 @@ use carom_integration::harness::guest_test;
 
 use crate::support::{MIB, run};
 
-/// Returns a job that reads for 4 s from each named disk, and prints its requests per second and KiB per second.
+/// Returns a job that reads from all `disks` for 4 s, and prints the sums of their requests and KiB per second.
 fn reads(name: &str, disks: &[&str], block: &str) -> String {
     let jobs: String = disks.iter().map(|disk| format!(" --name={disk} --filename=/dev/{disk}")).collect();
     format!(

@@ -7,7 +7,7 @@ use carom_integration::{Guest, Outcome};
 
 use crate::support::{number, run};
 
-/// Job that reads 2 KiB twice, and prints the number of bytes, whether both reads were equal, and the source.
+/// Job that reads 2 KiB twice. It prints the source, the number of bytes, and 1 if both reads returned the same bytes.
 const READ: &str = r#"
 echo "CAROM-RNG $(cat /sys/class/misc/hw_random/rng_current)"
 for round in 1 2; do
@@ -51,10 +51,10 @@ fn device_behind_the_iommu_writes_through_a_window() {
     let outcome = reads(guest);
 
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
-    // The last report is from the end of the guest, when its windows are gone.
+    // The last report is from the end of the guest, when it has no windows any more. So check the peak.
     assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the device had no window: {host:?}");
-    // The driver maps only the rings, and the buffers that it used before the window existed. The device filled at least 64
-    // buffers.
+    // The device filled at least 64 buffers. The driver maps only the rings, and the buffers that it used before it had a
+    // window.
     assert!(host.requests.map < 32, "small buffers did not use the window: {host:?}");
     assert_eq!(host.faults, 0);
 }

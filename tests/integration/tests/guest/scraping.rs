@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Metrics of a guest that does I/O: their values for clients, and the cost for the guest if a client reads the metrics once per
-//! second.
+//! Metrics of a guest that does I/O. The test checks their values, and measures how much slower the guest's I/O is if a client
+//! reads the metrics once per second.
 
 use carom_integration::harness::guest_test;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,18 +15,18 @@ use serde_json::{Value, json};
 use crate::hotplug::put;
 use crate::support::{MIB, SITE};
 
-/// Maximum time for a boot under emulation, and for a round.
+/// Maximum time for a boot under emulation, and maximum time for a round.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Returns the number of rounds: `CAROM_SCRAPING_ROUNDS`, or `few` by default. So few rounds test the metrics, but do not measure
-/// their cost.
+/// Returns the number of rounds: `CAROM_SCRAPING_ROUNDS`, or `few` by default. By default, there are too few rounds for useful
+/// measurements.
 pub(crate) fn rounds(few: usize) -> usize {
     let asked = env::var("CAROM_SCRAPING_ROUNDS").ok();
     asked.map_or(few, |rounds| rounds.parse().expect("CAROM_SCRAPING_ROUNDS is a number"))
 }
 
-/// Returns a job that reads 4k blocks for some seconds, repeatedly. The first round warms up. If there are only two rounds, they
-/// only test the metrics, so they are shorter.
+/// Returns a job that reads 4k blocks for some seconds, repeatedly. The job runs `rounds` rounds after a first round that does
+/// not count. At most two rounds are too few for a measurement, so the rounds are then shorter.
 fn job(rounds: usize) -> String {
     let seconds = if rounds > 2 { 4 } else { 2 };
     format!(
@@ -56,7 +56,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Returns a sample of the metrics.
+/// Returns the value of the metric `name`, which may include labels.
 fn sample(metrics: &str, name: &str) -> f64 {
     let line = metrics.lines().find(|line| line.starts_with(&format!("{name} ")));
     line.and_then(|line| line.rsplit_once(' ')).unwrap_or_else(|| panic!("no {name} in\n{metrics}")).1.parse().unwrap()
@@ -64,7 +64,7 @@ fn sample(metrics: &str, name: &str) -> f64 {
 
 #[guest_test(slow = "windows:: compares counters with the guest's")]
 fn metrics_scraped_from_a_working_guest_match_its_counters() {
-    // Every second round is scraped.
+    // A client reads the metrics in every second round.
     let count = rounds(2);
     let mut vmm = ApiVmm::start(&SITE, &job(count)).unwrap();
     let config = json!({
@@ -77,7 +77,7 @@ fn metrics_scraped_from_a_working_guest_match_its_counters() {
     put(&vmm, "vm.create", &config);
     put(&vmm, "vm.boot", &Value::Null);
 
-    // Scrape while a round with an odd number runs.
+    // Read the metrics while a round with an odd number runs.
     let (wanted, done, scrapes) = (AtomicBool::new(false), AtomicBool::new(false), AtomicUsize::new(0));
     let longest = thread::scope(|scope| {
         let scraper = scope.spawn(|| {
@@ -102,7 +102,7 @@ fn metrics_scraped_from_a_working_guest_match_its_counters() {
                 Ok::<_, anyhow::Error>(())
             })
             .and_then(|()| vmm.wait_for("CAROM-DONE", 1, LIMIT));
-        // Set this before any panic, because the scope waits for the scraper.
+        // End the scraper before any panic, because the scope waits for its threads.
         done.store(true, Ordering::Relaxed);
         ended.unwrap();
         scraper.join().unwrap()
@@ -122,7 +122,7 @@ fn metrics_scraped_from_a_working_guest_match_its_counters() {
     println!("{figures}");
     assert!(scrapes.load(Ordering::Relaxed) > 0);
 
-    // The guest is idle now, so all values are of the same moment.
+    // The guest is idle now, so the three answers contain the same values.
     let bounce = vmm.call("GET", "/api/v1/vm.iommu-bounce", None).unwrap().1;
     let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
     let metrics = vmm.text("/metrics").unwrap();

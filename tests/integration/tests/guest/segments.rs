@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! PCI segments: more devices than one bus can have, hotplug on each segment, and one segment whose devices are behind the
-//! virtio-iommu.
+//! PCI segments with more devices than one bus can have. Devices are hotplugged on two segments, and all devices of one segment
+//! are behind the virtio-iommu.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, go_on_in_another_process, info, payload, put, wait_gone};
 use crate::support::{MIB, SITE};
 
-/// Disks on each segment at boot. One more disk is added to the second and to the third segment later.
+/// Number of disks on each segment at boot. Later, the second and the third segment get one more disk each.
 const DISKS: [usize; 3] = [14, 13, 11];
 /// Size of an image, in bytes.
 const SIZE: u64 = 16 * MIB;
@@ -25,8 +25,8 @@ fn image(dir: &Path, name: &str) -> String {
     path.display().to_string()
 }
 
-/// Returns a job that counts the functions of each segment, works with the disk `work`, and reads added disks as long as they
-/// exist.
+/// Returns a job that counts the functions of each segment, verifies I/O on the disk `work`, and reads each disk that is added
+/// later.
 fn job() -> String {
     let verify = workload::fio_verify_on("/dev/$name", 4, 16);
     format!(
@@ -73,7 +73,7 @@ fn forty_devices_on_three_segments_work_and_are_restored() {
             disks.push(json!({"path": shared, "readonly": true, "pci_segment": segment, "id": id}));
         }
     }
-    // The job writes to one disk of the third segment.
+    // Replace the last disk of the third segment by the disk that the job writes to.
     let work = json!({"path": image(vmm.dir(), "work.img"), "pci_segment": 2, "id": "work"});
     *disks.last_mut().unwrap() = work;
     create_and_boot(
@@ -138,7 +138,7 @@ fn forty_devices_on_three_segments_work_and_are_restored() {
     vmm.wait_for("CAROM-GONE late1\n", 1, BOOT_TIME).unwrap();
     wait_gone(&vmm, "late1");
 
-    // In another process, all devices keep their addresses.
+    // The devices keep their addresses when another process restores the VM.
     let before = info(&vmm)["device_tree"].clone();
     go_on_in_another_process(&mut vmm, "snapshot");
     assert_eq!(info(&vmm)["device_tree"], before);

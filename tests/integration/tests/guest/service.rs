@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The package's unit, started by systemd, with its limits (`docs/unprivileged.md`).
+//! The Debian package's systemd unit, and the limits that the unit sets (`docs/unprivileged.md`).
 
 use std::fs;
 use std::io::Read;
@@ -21,7 +21,7 @@ use crate::unprivileged::{Lent, file_of};
 const LOCKED: u64 = 128 * MIB;
 const MEMORY: u64 = 2176 * MIB;
 
-/// Returns a job that works with the drive until the power button is pressed.
+/// Returns a job that verifies I/O on the drive, and then waits for a press of the power button.
 fn job() -> String {
     let verify = workload::fio_verify(16, 32);
     format!(
@@ -33,7 +33,8 @@ until [ "$(presses)" != 0 ]; do sleep 0.1; done
     )
 }
 
-/// Writes a machine's options for `/etc/carom`, together with the options that all machines have.
+/// Writes the file with a machine's options to `dir`. Returns the file's path in systemd's root file system, and the path of
+/// the written file. `options` is added to the options that all machines have.
 fn machine(dir: &Path, name: &str, options: &str) -> (String, PathBuf) {
     let file = dir.join(name);
     let common = "--kernel /var/lib/carom/kernel --initramfs /var/lib/carom/initramfs --memory size=512M --landlock \
@@ -42,7 +43,7 @@ fn machine(dir: &Path, name: &str, options: &str) -> (String, PathBuf) {
     (format!("etc/carom/{name}.conf"), file)
 }
 
-/// Returns Carom's process in a control group. A KVM thread of the VM is also in the group.
+/// Returns Carom's process in a control group. The group also contains a thread of KVM, which is not Carom's process.
 fn process(group: &Path) -> u32 {
     let text = fs::read_to_string(group.join("cgroup.procs")).unwrap();
     let mut processes = text.lines().map(|line| line.parse().unwrap());
@@ -50,14 +51,14 @@ fn process(group: &Path) -> u32 {
     processes.find(is_carom).unwrap_or_else(|| panic!("no carom in {text:?}"))
 }
 
-/// Returns the first word after a key in a file of a process.
+/// Returns the first word after `key` in a line of the process's `/proc` file `file`.
 fn of_process(pid: u32, file: &str, key: &str) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
     let value = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_else(|| panic!("no {key} in {text}"));
     value.split_whitespace().next().unwrap().to_owned()
 }
 
-/// Reads the console until it contains `text`, and adds everything to `shown`.
+/// Reads the console's output and appends it to `shown`, until `shown` contains `text`.
 fn read_until(console: &mut UnixStream, shown: &mut String, text: &str) {
     let start = Instant::now();
     let mut bytes = [0; 4096];
@@ -66,7 +67,7 @@ fn read_until(console: &mut UnixStream, shown: &mut String, text: &str) {
         match console.read(&mut bytes) {
             Ok(0) => panic!("the console ended without {text:?}:\n{shown}"),
             Ok(count) => shown.push_str(&String::from_utf8_lossy(&bytes[..count]).replace('\r', "")),
-            // The read timed out.
+            // The read timed out: try again.
             Err(_) => {}
         }
     }
@@ -107,7 +108,7 @@ fn unit_of_the_package_runs_a_bouncing_drive_within_limits() {
     let user: u32 = systemd.run("id -u carom").trim().parse().unwrap();
     assert!((1..1000).contains(&user), "user {user} is not a system user");
 
-    // In Debian, /dev/kvm belongs to a group of which the service's user is a member.
+    // Here the service's user cannot open /dev/kvm. In Debian, the user can, as a member of the file's group.
     let said = systemd.refused("carom@threads");
     assert!(said.contains("/dev/kvm: Permission denied"), "{said}");
     let _kvm = Lent::new("/dev/kvm".into(), user);
@@ -140,8 +141,9 @@ fn unit_of_the_package_runs_a_bouncing_drive_within_limits() {
     let root = mounts.lines().rfind(|line| line.split(' ').nth(1) == Some("/")).unwrap();
     assert!(root.split(' ').nth(3).unwrap().split(',').any(|option| option == "ro"), "{root}");
 
-    // While this machine runs, three other machines must fail to start. The first has RAM that is not behind the virtio-iommu.
-    // The second has a device that the unit does not allow, although the user may open it. The third has too many threads.
+    // While this machine runs, three other machines must fail to start. The first machine must pin all its RAM, because its
+    // drive is not behind the virtio-iommu. The second machine has a disk on a device that the unit does not allow, although
+    // the user may open the device. The third machine needs too many threads.
     let said = systemd.refused("carom@locks");
     assert!(said.contains("ulimit -l"), "{said}");
     let said = systemd.refused("carom@block");
@@ -149,7 +151,7 @@ fn unit_of_the_package_runs_a_bouncing_drive_within_limits() {
     let said = systemd.refused("carom@threads");
     assert!(said.contains("Resource temporarily unavailable"), "{said}");
 
-    // systemctl stop presses the power button.
+    // systemctl stop makes the unit press the guest's power button.
     systemd.run("systemctl stop carom@drive");
     let state = systemd.run("systemctl show -p Result -p ActiveState -p ExecMainStatus carom@drive");
     let mut state: Vec<&str> = state.lines().collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that share a CPU of the host. The CPU must use only the address translations of the guest that runs. With another
-//! guest's translations, the guest would read wrong memory.
+//! Guests that share a CPU of the host. While a guest runs, the CPU must use only this guest's address translations. With
+//! another guest's translations, the guest would read wrong memory.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::hotplug::{create_and_boot, put};
 use crate::support::{MIB, SITE};
 use crate::vcpus::verified;
 
-/// Memory that each process of a guest checks.
+/// Size of the memory that each process of a guest checks, in MiB.
 const KEPT_MIB: u32 = 4;
 
 /// Minimum number of checks of each process.
@@ -27,9 +27,9 @@ const VERIFIED: usize = 4;
 /// Maximum time for the work of all guests.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns a job with two processes that repeatedly check whether memory has kept its contents, and a drive that is verified
-/// meanwhile. Guests with the same kernel and program use the same virtual addresses, so a check fails if a guest uses
-/// translations of another guest.
+/// Returns a job with two processes that repeatedly check that their memory has kept its contents. Meanwhile, the job verifies
+/// I/O on the drive. The guests run the same kernel and programs, and so use the same virtual addresses. So a check fails if
+/// the CPU uses another guest's translations.
 fn keep_memory_and_work() -> String {
     let verify = workload::fio_verify(4, 8);
     format!(

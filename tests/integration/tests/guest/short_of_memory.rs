@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Host that is short of memory and takes memory from a guest, by swapping and by merging equal pages. The guest's drive
-//! keeps working. The host splits huge pages to take memory, also for a balloon. Later, the host makes huge pages again.
+//! Host that takes memory from a guest while the guest's drive works: by swapping, by merging equal pages, and by a balloon.
+//! Swapping and the balloon split huge pages. Later, the host makes huge pages again.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,21 +18,21 @@ use crate::hotplug::{create_and_boot, end, put};
 use crate::support::host_memory::{Collapsing, Merging, huge_pages_cut, in_huge_pages, merged_pages};
 use crate::support::{MIB, SITE};
 
-/// Memory whose contents the guest keeps.
+/// Size of the memory whose contents the guest keeps and checks, in MiB.
 const KEPT_MIB: u64 = 128;
 
-/// Minimum memory that the host takes from the guest.
+/// Number of bytes by which the limit is below the memory that the guest uses.
 const TAKEN: u64 = 96 * MIB;
 
-/// Memory that the guest uses and frees, and the part of this memory that a balloon gets.
+/// Memory that the guest uses and then frees, and the size of a balloon that takes a part of this memory.
 const USED_MIB: u64 = 224;
 const LENT_MIB: u64 = 192;
 
 /// Maximum time of each wait while the host is short of memory.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Returns a job that fills memory and runs `first`. Then it repeatedly works with the drive, checks the contents of the memory,
-/// and runs `each_time`.
+/// Returns a job that fills memory and runs `first`. Then it repeatedly verifies I/O on the drive, checks the contents of the
+/// memory, and runs `each_time`.
 fn keep_memory_and_work(first: &str, each_time: &str) -> String {
     let verify = workload::fio_verify(8, 32);
     format!(
@@ -74,7 +74,7 @@ fn wait_until(vmm: &ApiVmm, what: &str, done: impl Fn() -> Option<u64>) -> u64 {
     }
 }
 
-/// Waits for `rounds` more rounds, and asserts that the drive and the guest's memory were correct in all of them.
+/// Waits for `rounds` more rounds, and asserts that the data on the drive and in the guest's memory was correct in all rounds.
 fn all_is_right(vmm: &ApiVmm, rounds: usize) {
     let done = vmm.console().matches("CAROM-KEPT").count();
     vmm.wait_for("CAROM-KEPT", done + rounds, LIMIT).unwrap();
@@ -83,15 +83,15 @@ fn all_is_right(vmm: &ApiVmm, rounds: usize) {
     assert!(sound >= done && !console.contains("CAROM-LOST"), "{sound} of {done} rounds were correct:\n{console}");
 }
 
-/// Asserts that the guest's virtio-iommu had no fault and rejected no MAP request. Also asserts that window memory is backed if
-/// `windows` is true, and not backed otherwise.
+/// Asserts that the guest's virtio-iommu had no fault and rejected no MAP request. If `windows` is true, asserts that chunks
+/// are backed, otherwise that no chunk is backed.
 fn iommu_is_content(vmm: &ApiVmm, windows: bool) {
     let counted = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1["_iommu"].take();
     assert_eq!((&counted["faults"], &counted["failed_map"]), (&json!(0), &json!(0)), "{counted}");
     assert_eq!(counted["window_bytes"].as_u64() > Some(0), windows, "{counted}");
 }
 
-/// Takes memory from the guest until much of the kept memory is on the swap device, while the guest keeps accessing this memory.
+/// Limits the VMM's memory until the host has swapped much of the guest's memory, while the guest keeps accessing this memory.
 fn swapped(windows: u64) {
     let swap = Swap::on(SITE.swap.as_ref().unwrap()).unwrap();
     let group = MemoryGroup::new("carom-short-of-memory").unwrap();
@@ -115,7 +115,7 @@ fn swapped(windows: u64) {
         read * 4096 / MIB
     ));
     // Each round reads all kept memory, so the host has read swapped pages back.
-    assert!(read * 4096 >= TAKEN / 2, "only {read} pages came back");
+    assert!(read * 4096 >= TAKEN / 2, "the host read only {read} pages back from swap");
     assert!(last >= TAKEN / 2, "only {last} bytes are still swapped");
     iommu_is_content(&vmm, windows > 0);
     end(vmm);
@@ -139,9 +139,9 @@ fn guest_swapped_during_io_by_windows_loses_nothing() {
     swapped(64 * MIB);
 }
 
-/// Returns a job that fills memory with equal pages and works with the drive until the power button is pressed. Then the drive
-/// writes to 32 MiB of these pages, in blocks of 1 MiB whose order the drive chooses. Afterwards these pages must contain the
-/// drive's data.
+/// Returns a job that fills memory with equal pages, and verifies I/O on the drive until the power button is pressed. Then the
+/// job reads 32 MiB from the drive into these pages. The order of the 1 MiB blocks in memory may differ. Afterwards, these
+/// pages must contain the drive's data.
 fn fill_with_equal_pages_and_read_into_them() -> String {
     let verify = workload::fio_verify(8, 32);
     format!(
@@ -167,7 +167,7 @@ while [ "$(irqs)" = 0 ]; do
     if [ "$(md5sum </kept)" = "$sum" ]; then echo "CAROM-KEPT $n"; else echo "CAROM-LOST $n"; fi
 done
 dd if=/random of=/dev/nvme0n1 bs=1M oflag=direct 2>/dev/null
-# fio removes the file at the end.
+# fio removes the file that it maps, so give fio a second link to the file.
 ln /kept /buffers
 fio --name=into --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=32 --bs=1M --size=32M \
     --mem=mmapshared:/buffers --output-format=terse --terse-version=3 >/tmp/into || exit 91
@@ -205,9 +205,9 @@ fn drive_writing_to_merged_pages_gets_its_own_pages() {
 }
 
 /// Checks that the host splits the guest's huge pages and makes huge pages again. `take` takes about `taken` bytes from the
-/// guest, which splits huge pages. After `give`, the guest uses this memory again, and the host makes huge pages of it. Returns
-/// how many of these huge pages the host made by collapsing small pages. If a range has no small page left, the guest's access
-/// allocates a huge page directly, which is not counted.
+/// guest and so splits huge pages. After `give`, the guest uses this memory again, and the host makes huge pages of it. Returns
+/// the number of huge pages that the host made by collapsing small pages. This number excludes huge pages that the host
+/// allocated directly, for ranges without any small page.
 fn cut_and_made_again(
     vmm: &ApiVmm,
     collapsing: &Collapsing,
@@ -222,8 +222,8 @@ fn cut_and_made_again(
     wait_until(vmm, "huge pages are not split", || Some(huge()).filter(|left| left + taken / 2 <= before));
     all_is_right(vmm, 2);
     let (left, cut) = (huge(), huge_pages_cut() - cut_before);
-    // The kernel counts huge pages that are split, but not huge pages that are freed as a whole. So only half of them are
-    // expected here.
+    // The kernel counts split huge pages, but not huge pages that it frees as a whole. So expect only half of the huge pages in
+    // `taken` bytes.
     assert!(cut >= taken / (4 * MIB), "only {cut} huge pages were split");
     let made_before = collapsing.made();
     give();
@@ -242,8 +242,9 @@ fn cut_and_made_again(
     made
 }
 
-/// Returns a job that uses memory once, so that the balloon can take this memory. After the balloon has returned the memory,
-/// the job uses it repeatedly. Memory in the balloon does not count as the guest's memory.
+/// Returns a job that uses memory once and frees it, so that a balloon takes memory that the host has allocated. After the
+/// balloon has been inflated and deflated, the job uses the memory repeatedly. The job recognizes the balloon by MemTotal,
+/// which excludes memory in the balloon.
 fn lend_memory_and_work() -> String {
     let first = format!(
         "mkdir /lent
@@ -279,7 +280,8 @@ fn huge_pages_split_by_swapping_return_during_window_io() {
     let collapsing = Collapsing::paused();
     let swap = Swap::on(SITE.swap.as_ref().unwrap()).unwrap();
     let group = MemoryGroup::new("carom-huge-pages").unwrap();
-    // Memory that is only read does not become a huge page again: Linux 6.1 requires at least one writable page (`SCAN_PAGE_RO`).
+    // The job also writes the memory, because Linux 6.1 collapses pages only if at least one of them is writable
+    // (`SCAN_PAGE_RO`).
     let job = keep_memory_and_work("", "dd if=/kept of=/kept bs=1M conv=notrunc 2>/dev/null");
     let memory = json!({"size": 512 * MIB, "thp": true});
     let vmm = boot(&job, 64 * MIB, json!({"memory": memory}), |vmm| group.add(vmm.pid()).unwrap());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest that is saved, and restored by another process. The program `guest/restore-check.c` in the guest checks that time,
-//! timers, memory, registers, random bytes and the console continue correctly.
+//! Guest that one process saves and another process restores. In the guest, the program `guest/restore-check.c` checks that
+//! time, timers, memory, registers, random bytes and the console continue correctly.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,17 +19,17 @@ use crate::hotplug::{payload, put};
 use crate::support::{MIB, SITE};
 use crate::vcpus::USE_VCPUS;
 
-/// Maximum time until the guest has made some progress.
+/// Maximum time until the guest has made the expected progress.
 const PROGRESS_TIME: Duration = Duration::from_secs(60);
 
 /// Maximum change of the guest's time of day relative to the host's, in ms. The measurement is inexact: the guest prints the time
 /// five times per second, and each line takes time to reach the file.
 const OFF: i64 = 1500;
 
-/// Number of lines from which the initial difference between the guest's and the host's time of day is determined.
+/// Number of console lines for measuring the initial difference between the guest's and the host's time of day.
 const CLOCK_LINES: usize = 5;
 
-/// Maximum difference between the times by which the guest's monotonic and real-time clocks advance.
+/// Maximum difference between the advances of the guest's monotonic clock and of its real-time clock.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(100);
 
 /// Time that passes between saving and restoring the guest in the second round.
@@ -45,7 +45,7 @@ struct Progress {
     ticks: u64,
 }
 
-/// Line of `restore_check`.
+/// Parsed console line of `restore-check`.
 #[derive(Debug, Clone)]
 struct Line {
     id: String,
@@ -70,7 +70,7 @@ impl Line {
         Duration::from_millis(self.get(clock))
     }
 
-    /// True if the guest has made progress since `earlier` in each kind of work.
+    /// True if the guest has made at least [`PROGRESS`] since `earlier`, in each kind of work.
     fn is_beyond(&self, earlier: &Self) -> bool {
         let more = |name| self.get(name) - earlier.get(name);
         more("n") >= PROGRESS.lines
@@ -91,7 +91,7 @@ impl Line {
         let difference = passed("mono").abs_diff(passed("real"));
         assert!(
             difference < CLOCKS_DIFFER,
-            "its clocks advanced by different times: {:?} and {:?}",
+            "the guest's clocks advanced by different times: {:?} and {:?}",
             passed("mono"),
             passed("real")
         );
@@ -104,14 +104,14 @@ impl Line {
     }
 }
 
-/// Returns all complete lines of `restore_check` on the console.
+/// Returns all complete lines of `restore-check` on the console.
 fn lines(vmm: &ApiVmm) -> Vec<Line> {
     let whole = vmm.whole_lines();
     assert!(!whole.contains("CAROM-RESTORE-CHECK-FAILED"), "{whole}");
     whole.lines().filter_map(|line| Line::parse(line.strip_prefix("CAROM-RESTORE-CHECK ")?)).collect()
 }
 
-/// Waits for a wanted line, and fails after the maximum time.
+/// Waits until `wanted` is true for the last line, and returns this line. Fails after [`PROGRESS_TIME`].
 fn wait_for_line(vmm: &ApiVmm, wanted: impl Fn(&Line) -> bool) -> Line {
     let start = Instant::now();
     loop {
@@ -123,7 +123,7 @@ fn wait_for_line(vmm: &ApiVmm, wanted: impl Fn(&Line) -> bool) -> Line {
     }
 }
 
-/// Returns by how many milliseconds the guest's time of day is ahead of the host's. The line must have just arrived.
+/// Returns the guest's time of day in `line` minus the host's current time, in milliseconds. The line must have just arrived.
 fn ahead_of_host(line: &Line) -> i64 {
     let host = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
     i64::try_from(line.get("real")).unwrap() - i64::try_from(host).unwrap()
@@ -148,8 +148,8 @@ fn events(vmm: &ApiVmm) -> String {
     names.collect::<Vec<_>>().join(" ")
 }
 
-/// Waits until the events end with `end`, because a call is answered before its last event is written. Returns the names of all
-/// events.
+/// Waits until the events' names end with `end`, because the VMM answers a request before it writes the last event. Returns the
+/// names of all events.
 fn events_that_end(vmm: &ApiVmm, end: &str) -> String {
     let start = Instant::now();
     loop {
@@ -165,12 +165,12 @@ fn events_that_end(vmm: &ApiVmm, end: &str) -> String {
 /// Way to restore a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// By the command-line option. The guest runs immediately.
+    /// Restore by the command-line option. The guest runs immediately.
     Option,
-    /// By the command-line option, with `prefault`: all RAM is read from the snapshot immediately. Then the snapshot is removed,
-    /// and the API resumes the guest.
+    /// Restore by the command-line option with `prefault`, so that Carom reads all RAM from the snapshot immediately. Then the
+    /// test removes the snapshot, and resumes the guest by the API.
     OptionPrefault,
-    /// By the API.
+    /// Restore and resume by the API.
     Api,
 }
 
@@ -181,8 +181,8 @@ struct Subject {
     vmm: ApiVmm,
     /// Last line before the guest was saved.
     before: Line,
-    /// The guest's time of day minus the host's, in milliseconds. A guest that boots slowly loses some seconds before it has
-    /// a clock.
+    /// The guest's time of day minus the host's, in milliseconds. The guest's clock can be some seconds late if the guest boots
+    /// slowly.
     ahead: i64,
 }
 
@@ -216,19 +216,19 @@ impl Subject {
         put(&vmm, "vm.boot", &Value::Null);
         vmm.wait_for("CAROM-RESTORE-CHECK ", 1, BOOT_TIME).unwrap();
         let first = wait_for_line(&vmm, |_| true);
-        // A late line makes the guest's clock look slow, so the maximum of several lines counts.
+        // A line that arrives late makes the guest's clock look late, so use the maximum of several lines.
         let (mut newest, mut ahead) = (first.clone(), i64::MIN);
         for _ in 0..CLOCK_LINES {
             newest = wait_for_line(&vmm, |line| line.is_beyond(&newest));
             ahead = ahead.max(ahead_of_host(&newest));
         }
         newest.check_goes_on(&first);
-        assert!(ahead.abs() < 10_000, "its clock is {ahead} ms ahead of the host's");
+        assert!(ahead.abs() < 10_000, "the guest's clock is {ahead} ms ahead of the host's");
         Self { vmm, before: first, ahead }
     }
 
-    /// Checks that the guest's time of day advances with the host's. `first` is a line that has just arrived. `first` or a
-    /// later line must show the expected time, because lines arrive late if the host's CPUs are busy.
+    /// Checks that the guest's time of day has advanced with the host's. `first` is a line that has just arrived. Lines arrive
+    /// late if the host's CPUs are busy, so it is sufficient if a later line shows the expected time.
     fn check_time(&self, first: &Line) {
         let start = Instant::now();
         let mut line = first.clone();
@@ -237,12 +237,12 @@ impl Subject {
             if off.abs() < OFF {
                 return;
             }
-            assert!(start.elapsed() < PROGRESS_TIME, "its clock is {off} ms ahead of the expected time");
+            assert!(start.elapsed() < PROGRESS_TIME, "the guest's clock is {off} ms ahead of the expected time");
             line = wait_for_line(&self.vmm, |newer| newer.is_beyond(&line));
         }
     }
 
-    /// Saves the guest to `directory` after some progress, and ends the process.
+    /// Waits for some progress of the guest, saves the guest to `directory`, and ends the process.
     fn save(&mut self, directory: &Path) {
         let since = self.before.clone();
         self.before = wait_for_line(&self.vmm, |line| line.is_beyond(&since));
@@ -266,11 +266,11 @@ impl Subject {
         put(&self.vmm, "vmm.shutdown", &Value::Null);
         assert!(self.vmm.wait(PROGRESS_TIME).unwrap().success());
         let console = self.vmm.console();
-        // The kernel compares kvmclock with the time stamp counter twice per second. If two comparisons are further apart, as
-        // after a restore, the kernel reports this. The emulated machine's own counter is unstable, so KVM stops the guests'
-        // counters while the guests do not run. The guest's kernel reports this, too.
+        // The kernel compares kvmclock with the time stamp counter twice per second. If the time between two comparisons is
+        // longer, as after a restore, the kernel prints a message. The rig's own counter is unstable, so KVM stops a guest's
+        // counter while the guest does not run. The guest's kernel also prints a message about this.
         let known = if SITE.rig == "tcg" { "clocksource:" } else { "Long readout interval" };
-        // If the guest was saved during a timer interrupt, this interrupt seems to last until the guest is restored.
+        // For a guest that was saved during a timer interrupt, the interrupt seems to last until the restore.
         let known = [known, "hrtimer: interrupt took"].into_iter();
         // Because KVM stops the counters, an added vCPU is not synchronized with the other vCPUs.
         let of_counter = ["TSC synchronization", "cycles TSC warp", "TSC warped"];
@@ -284,7 +284,7 @@ impl Subject {
     fn restore(&mut self, directory: &Path, way: Way) {
         let body = json!({"source_url": url(directory), "prefault": way == Way::OptionPrefault});
         let option = |rest: &str| format!("source_url={}{rest}", url(directory));
-        // Remove the console's file: the restored VM creates this file again, but the API answers before that.
+        // Remove the console's old file, because the API may answer before the restored VM creates the new file.
         fs::remove_file(self.vmm.console_file()).unwrap();
         let expected = match way {
             Way::Option => {
@@ -329,8 +329,8 @@ impl Subject {
         serde_json::from_value(counters[device].clone()).unwrap()
     }
 
-    /// Saves and restores the guest `rounds` times. The ways of restoring take turns. In the second round, some time passes
-    /// before the guest is restored.
+    /// Saves and restores the guest `rounds` times, in the three [`WAYS`] in turn. In the second round, waits for [`AWAY`]
+    /// before the restore.
     fn rounds(&mut self, rounds: usize) {
         for (round, way) in (0..rounds).zip(WAYS.into_iter().cycle()) {
             let directory = self.vmm.dir().join(format!("snapshot-{round}"));
@@ -339,7 +339,7 @@ impl Subject {
                 thread::sleep(AWAY);
             }
             self.restore(&directory, way);
-            // The VM maps files of the snapshot. The kernel keeps the contents of removed files until the VM unmaps them.
+            // The VM still maps files of the snapshot, but the kernel keeps their contents until the VM unmaps them.
             let _ = fs::remove_dir_all(&directory);
             println!("round {round}, {way:?}: {:?}", self.before);
         }
@@ -440,7 +440,7 @@ fn guest_with_added_vcpus_continues_in_another_process() {
     resize(&subject, 4);
     subject.rounds(2);
     resize(&subject, 3);
-    // A removed vCPU is not in the next snapshot. A vCPU that is added after the restore is new to that process.
+    // The removed vCPU is not in the next snapshot. So the restored process creates a new vCPU when a vCPU is added again.
     subject.rounds(1);
     resize(&subject, 4);
     subject.before = wait_for_line(&subject.vmm, |line| line.is_beyond(&subject.before));
@@ -488,7 +488,7 @@ fn guests_restored_from_one_snapshot_have_other_random_numbers() {
     put(&vmm, "vm.snapshot", &json!({"destination_url": url(&directory)}));
     let restored = || {
         put(&vmm, "vm.delete", &Value::Null);
-        // The restored VM creates the file again.
+        // The restored VM creates the console's file again.
         fs::remove_file(vmm.console_file()).unwrap();
         put(&vmm, "vm.restore", &json!({"source_url": url(&directory), "resume": true}));
         vmm.wait_for("CAROM-RANDOM ", 1, BOOT_TIME).unwrap();
@@ -529,7 +529,7 @@ fn vm_with_a_device_of_the_host_is_not_saved() {
     put(&vmm, "vm.resume", &Value::Null);
 }
 
-/// Returns the exit status and the output of carom when it tries to restore this snapshot.
+/// Makes carom restore this snapshot by its option. Returns carom's exit status and stderr.
 fn restored_by_option(directory: &Path) -> (Option<i32>, String) {
     let stderr = directory.with_extension("stderr");
     let status = Command::new(&SITE.carom)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Verified I/O for a selectable amount of data, during all events that can end a window or a mapping. These events are cuts of
-//! the budget, resets of the drive's controller, resets of the VM, and unbinding a second drive with I/O in flight.
+//! Verified I/O for a selectable amount of data, while events end windows and mappings. These events are cuts of the budget,
+//! resets of the drive's controller, resets of the VM, and unbinding of a second drive with I/O in flight.
 
 use std::env;
 use std::thread;
@@ -18,18 +18,18 @@ use crate::support::{COMPLAINTS, MIB, REBIND_UNDER_LOAD, SITE};
 /// MiB to verify, unless `CAROM_SOAK_MIB` is set.
 const VERIFIED_MIB: u64 = 768;
 
-/// Budgets in turn, in MiB.
+/// Budgets that the test sets one after the other, in MiB.
 const BUDGETS: [u64; 5] = [64, 4, 16, 2, 8];
 const BUDGET_TIME: Duration = Duration::from_millis(700);
 
 /// Interval between resets of the VM.
 const RESET_TIME: Duration = Duration::from_secs(60);
 
-/// Maximum time without a verified pass, including a boot.
+/// Maximum time until the next verified pass, even if the guest must boot first.
 const SILENCE: Duration = Duration::from_secs(240);
 
-/// Shell functions. Each pass writes its part of a drive in mixed sizes and reads it back. A line that a reset cuts off has no
-/// `end`.
+/// Lines of the job. `verify` writes a part of a drive in mixed sizes, reads it back and prints a result line. The word `end`
+/// shows that no reset has cut off the line.
 const WORK: &str = r#"
 drive_of() { basename /sys/bus/pci/devices/"$1"/nvme/nvme*/nvme*n1; }
 verify() {
@@ -130,7 +130,7 @@ fn verified_io_goes_on_under_budget_cuts_unbinding_and_resets() {
     );
     assert!(disturbed.0 > 1 && disturbed.1 > 1, "{disturbed:?}\n{console}");
     let complaints: Vec<&str> = console.lines().filter(|line| line.starts_with("CAROM-COMPLAINTS ")).collect();
-    // The last line may be incomplete.
+    // The last line may be incomplete and lack its number.
     let quiet = complaints.iter().all(|line| *line == "CAROM-COMPLAINTS 0" || *line == "CAROM-COMPLAINTS ");
     assert!(quiet && count("CAROM-COMPLAINTS 0") > 0, "{console}");
     end(&mut vmm);

@@ -18,10 +18,10 @@ use std::sync::LazyLock;
 
 use carom_integration::{Guest, Outcome, Site};
 
-/// Site of the tests. They cannot run without it.
+/// Programs, kernels and devices for the tests. A test that uses them panics if they are missing.
 pub(crate) static SITE: LazyLock<Site> = LazyLock::new(|| Site::from_env().expect("scripts/test sets up the site"));
 
-/// Returns a guest in strict mode, with the drive behind windows of 64 MiB.
+/// Returns a guest in strict mode, with windows of 64 MiB for the first drive.
 pub(crate) fn guest_with_windows(name: &str) -> Guest {
     Guest::new(name).iommu_device(&SITE.nvme[0]).bounce("size=64M").cmdline("iommu.strict=1")
 }
@@ -43,15 +43,16 @@ pub(crate) fn number(outcome: &Outcome, key: &str) -> u64 {
     parsed.unwrap_or_else(|_| panic!("{key}: {text:?} is not a number; console:\n{}", outcome.console))
 }
 
-/// Shell lines that print the number of complaints in the kernel's log, except for a complaint about the rig's emulated CPU.
+/// Shell lines that print the warnings in the kernel's log, and their number. They leave out a warning about the rig's emulated
+/// CPU (`fpu__init`).
 pub(crate) const COMPLAINTS: &str = "
 dmesg | grep -E 'WARNING:|BUG:|KASAN|possible (recursive|circular) locking|DMA-API: ' | grep -v fpu__init >/tmp/complaints
 cat /tmp/complaints
 echo \"CAROM-COMPLAINTS $(wc -l </tmp/complaints)\"
 ";
 
-/// Shell function that unbinds the NVMe drive of a PCI device with reads in flight, and binds it again. `drive_of` prints the
-/// drive's name.
+/// Shell function `rebind_under_load DEVICE`: unbinds the NVMe drive of a PCI device while reads are in flight, and binds it
+/// again. The job must define `drive_of`, which prints the drive's name.
 pub(crate) const REBIND_UNDER_LOAD: &str = r#"
 rebind_under_load() {
     fio --name=load --filename="/dev/$(drive_of "$1")" --direct=1 --rw=randread --ioengine=libaio --iodepth=16 --bs=16k \
@@ -66,7 +67,7 @@ rebind_under_load() {
 }
 "#;
 
-/// Fails if the kernel complained about anything. The job must print [`COMPLAINTS`].
+/// Asserts that the guest's kernel printed no warning. The job must contain [`COMPLAINTS`].
 pub(crate) fn assert_no_complaint(outcome: &Outcome) {
     assert_eq!(number(outcome, "CAROM-COMPLAINTS"), 0, "console:\n{}", outcome.console);
 }

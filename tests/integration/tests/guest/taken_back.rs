@@ -21,8 +21,9 @@ const KERNEL_ASKS_AGAIN: Duration = Duration::from_secs(10);
 /// Maximum time of a command on a slow machine.
 const COMMAND_TIME: Duration = Duration::from_secs(60);
 
-/// Device that the administrator binds to vfio-pci and unbinds. It is bound at the beginning. Dropping this value binds it again,
-/// so the VMM must have exited or released the device before.
+/// Device that the administrator unbinds from vfio-pci and binds again. At the beginning, the device is bound. Dropping this
+/// value waits for a pending unbinding and binds the device again. Before this, the VMM must have exited or released the
+/// device.
 struct HostDevice<'a> {
     address: &'a str,
     unbind: Option<Child>,
@@ -119,8 +120,8 @@ fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     let done = vmm.console().matches("CAROM-FIRST 0").count();
     vmm.wait_for("CAROM-FIRST 0", done + 2, BOOT_TIME).unwrap();
 
-    // The drive is added again, and unbound while the guest is paused. The kernel repeats its request to release the drive, but
-    // the VMM reports only one event.
+    // Add the drive again, and unbind it while the guest is paused. The kernel repeats its request to release the drive, but
+    // the VMM reports the request only once.
     assert!(taken.bind(), "vfio-pci does not accept the drive");
     add(&vmm, &devices[1]);
     vmm.wait_for("CAROM-WORKED 2\n", 1, BOOT_TIME).unwrap();
@@ -134,7 +135,7 @@ fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     taken.wait_unbound();
     wait_gone(&vmm, "second");
 
-    // Unbind the drive once more, from a guest that is reset before it has reacted.
+    // Add and unbind the drive once more. This time, the VM is reset before the guest reacts.
     assert!(taken.bind(), "vfio-pci does not accept the drive");
     add(&vmm, &devices[1]);
     vmm.wait_for("CAROM-WORKED 3\n", 1, BOOT_TIME).unwrap();
@@ -158,8 +159,8 @@ fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     put(&vmm, "vmm.shutdown", &Value::Null);
 }
 
-/// Devices without a virtual IOMMU share an address space of the host. A device that returns must join the address space of the
-/// other device.
+/// Devices without a virtual IOMMU share one address space of the host's IOMMU. A device that is added again must join the
+/// other device's address space.
 #[guest_test(needs(SecondDrive), slow = "drive_that_the_host_wants_back_* covers a drive with the IOMMU")]
 fn drive_without_iommu_rejoins_another_after_the_host_took_it() {
     let job = use_two_drives();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The serial port as a terminal: it is raw while the guest runs, its modes are restored however the VM ends, and typed text
-//! arrives.
+//! Serial port on carom's own terminal. The terminal is raw while the guest runs, and its modes are restored however the VM
+//! ends. Typed text reaches the guest.
 
 use carom_integration::harness::guest_test;
 use std::fs;
@@ -13,14 +13,15 @@ use tempfile::TempDir;
 
 use crate::support::SITE;
 
-/// Runs a shell script on its own terminal. `$CAROM` starts the guest and `$D` is `dir`. Returns what the terminal showed.
+/// Runs a shell script on a separate terminal, and returns the terminal's output. In the script, `$CAROM` starts the guest and
+/// `$D` is `dir`.
 fn on_terminal(guest: &Guest, dir: &Path, script: &str) -> String {
     let command = guest.write_command(&SITE, dir).unwrap_or_else(|error| panic!("{error:#}"));
     let file = dir.join("script");
     fs::write(&file, format!("CAROM='{}'\nD='{}'\n{script}", command.display(), dir.display())).unwrap();
     let inner = format!("sh '{}'", file.display());
     let mut outer = Command::new("sh");
-    // The script types the keys repeatedly, because the booting guest cannot read them at first.
+    // Type the text repeatedly, because the booting guest cannot read it at first.
     outer.args([
         "-c",
         "for i in $(seq 40); do sleep 1; printf 'hello\\r'; done | script -qec \"$1\" /dev/null",
@@ -45,7 +46,7 @@ fn modes_are_restored_after_power_off_and_after_a_signal() {
         powered_off.path(),
         "stty -a >$D/before; $CAROM; stty -a >$D/after\n",
     );
-    // Each signal arrives while the terminal is raw.
+    // The script sends each signal when the terminal is raw.
     on_terminal(
         &Guest::new("terminal-signals").job("sleep 1000\n"),
         signalled.path(),
@@ -69,7 +70,7 @@ fn modes_are_restored_after_power_off_and_after_a_signal() {
 #[guest_test]
 fn typed_text_reaches_the_guest() {
     let dir = tempfile::tempdir().unwrap();
-    // The first line may have lost its beginning while the guest's driver initialized the port.
+    // Read three lines: the first line may lack its beginning, which is lost while the guest's driver initializes the port.
     let guest = Guest::new("terminal-input")
         .job("for i in 1 2 3; do read -r line; echo \"CAROM-READ $line\"; done </dev/console\n");
 

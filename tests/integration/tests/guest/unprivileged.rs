@@ -32,7 +32,7 @@ impl Drop for Lent {
     }
 }
 
-/// Returns VFIO's file for the drive: the file of its group, or its own file with IOMMUFD.
+/// Returns VFIO's file for the drive: the device's own file with IOMMUFD, otherwise the file of the device's group.
 pub(crate) fn file_of(address: &str) -> PathBuf {
     let directory = Site::sysfs(address);
     if SITE.iommufd {
@@ -43,8 +43,8 @@ pub(crate) fn file_of(address: &str) -> PathBuf {
     Path::new("/dev/vfio").join(group.file_name().unwrap())
 }
 
-/// Windows have 64 MiB, and the guest may map another 64 MiB. So the user may lock 128 MiB. Without a virtual IOMMU, the host
-/// would pin all 512 MiB of the guest's RAM.
+/// The limit on locked memory is 128 MiB: 64 MiB for windows, and 64 MiB that the guest may map. Without a virtual IOMMU, the
+/// host would pin all 512 MiB of the guest's RAM.
 #[guest_test(slow = "tests as root cover limits on locked memory, vmm/tests/landlock.rs covers the rest of Landlock")]
 fn ordinary_user_bounces_a_drive_within_limit_and_landlock() {
     let image = tempfile::NamedTempFile::new().unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Host controller with many small rings and buffers: xHCI, passed through, with a drive. The controller's driver has not opted
-//! in to bouncing.
+//! USB drive on a passed-through xHCI host controller, which uses many small rings and buffers. The controller's driver has not
+//! opted in to bouncing.
 
 use carom_integration::devices::Figures;
 use carom_integration::harness::guest_test;
@@ -22,6 +22,6 @@ fn usb_drive_is_left_alone_by_default() {
 fn every_byte_of_a_bounced_usb_drive_is_right() {
     let figures = verified("on");
 
-    // Commands, statuses and data have one mapping each.
+    // Each request to the drive has three mappings: for the command, the status and the data.
     assert!(figures.bounced > 200, "{figures:?}");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Device in another process (vfio-user) behind the virtio-iommu: `edu-server`, which behaves like QEMU's edu device and logs
-//! the client's requests, including the memory that the client maps.
+//! Device in another process (vfio-user) behind the virtio-iommu. The process is `edu-server`, which behaves like QEMU's edu
+//! device. It logs the client's requests, including the memory that the client maps.
 
 use carom_integration::harness::guest_test;
 use std::time::Duration;
@@ -22,8 +22,8 @@ fn field(line: &str, name: &str) -> u64 {
     u64::from_str_radix(value.unwrap_or_else(|| panic!("no {name} in {line:?}")), 16).unwrap()
 }
 
-/// Checks that the server got only descriptors of chunks, and that no descriptor lets the server do harm. Returns the number of
-/// descriptors.
+/// Checks that the server got only descriptors of chunks, that the server cannot resize a chunk, and that no descriptor permits
+/// more accesses than its mapping. Returns the number of descriptors.
 fn check_descriptors(log: &[String]) -> usize {
     let mut given = 0;
     for line in log.iter().filter(|line| line.starts_with("map ")) {
@@ -45,7 +45,7 @@ fn count(log: &[String], what: &str) -> usize {
     log.iter().filter(|line| line.starts_with("dma ") && line.ends_with(what)).count()
 }
 
-/// Shell line that prints the reports of stopped accesses that the guest's virtio-iommu driver got.
+/// Shell line that prints the first three messages of the guest's virtio-iommu driver about stopped accesses.
 const FAULTS: &str = r"
 dmesg | grep -i 'fault from EP' | head -n 3 | sed 's/^/CAROM-FAULT /'
 ";
@@ -59,7 +59,7 @@ dmesg | sed -n 's/^.*dma-bounce-test: all \([0-9]*\) \(narrow \)\?cases passed/C
     )
 }
 
-/// Returns a guest that runs `commands` by edu-dma.
+/// Returns a guest that runs edu-dma with `commands`.
 fn steered(name: &str, mode: &str, commands: &[&str]) -> Guest {
     let prepare = if mode == "vfio" { TAKE_EDU } else { "" };
     edu::guest(name, &format!("{FIND_EDU}{prepare}{}{FAULTS}", edu::steer(mode, commands)))
@@ -78,7 +78,8 @@ fn every_byte_of_a_user_device_with_windows_is_right() {
     let given = check_descriptors(&log);
     assert!(given > 0, "the server got no chunk: {log:#?}");
     let [shared, messages, refused] = ["descriptor", "message", "refused"].map(|what| count(&log, what));
-    // The device accesses its windows and other memory. Forbidden accesses were stopped, and the driver was notified.
+    // The server accessed its windows through descriptors and other memory through messages. The VMM refused forbidden
+    // accesses, and reported them to the guest's driver.
     assert!(shared > 10 && messages > 10 && refused > 10, "{shared} {messages} {refused}");
     let counters = outcome.counters.last().expect("the VMM reports its counters at the end");
     assert!(
@@ -157,7 +158,7 @@ fn guest_outlives_a_server_that_dies() {
     let guest = steered("user-dies", "vfio", &commands).user_device(&server.option(",iommu=on"));
     let outcome = run(&guest);
 
-    // The registers read as all ones, so the transfer seems to continue.
+    // Reads of the lost device's registers return ones in all bits, so the transfer never seems to end.
     assert_result(&outcome, "store 0x100000", &["never ended"]);
     for command in ["map 0x200000 rw", "unmap 0x200000", "unmap 0x100000"] {
         assert_result(&outcome, command, &["ok"]);

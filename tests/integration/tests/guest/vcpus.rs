@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! vCPUs that are added to a running guest and removed.
+//! vCPUs that are added to a running guest and removed from it.
 
 use std::fs;
 use std::thread;
@@ -15,8 +15,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create, create_and_boot, end, info, put};
 use crate::support::{MIB, SITE};
 
-/// Shell functions that online added vCPUs, like the udev rules of some distributions. They print `CAROM-VCPUS` and the
-/// number of online vCPUs when this number changes.
+/// Shell functions that online added vCPUs, like the udev rules of some distributions. `use_vcpus` prints `CAROM-VCPUS` and the
+/// number of online vCPUs when this number has changed.
 pub(crate) const USE_VCPUS: &str = r#"
 at_work() { grep -c '^processor' /proc/cpuinfo; }
 use_vcpus() {
@@ -43,7 +43,7 @@ done
     )
 }
 
-/// Returns a job with endless verified I/O on the drive, which also watches the vCPUs.
+/// Like [`watch_vcpus`], with endless verified I/O on the drive in the background.
 fn work_and_watch_vcpus() -> String {
     let verify = workload::fio_verify(4, 8);
     format!("{WAIT_FOR_NVME}\n(while :; do\n{verify}\ndone) &\n{}", watch_vcpus())
@@ -54,7 +54,8 @@ fn resize(vmm: &ApiVmm, vcpus: u32) -> (u16, String) {
     (status, answer.to_string())
 }
 
-/// Requests this number of vCPUs. Like a client, repeats the request while a vCPU that is wanted again is still being removed.
+/// Requests this number of vCPUs. Repeats the request, as a client must, while the guest is still removing a vCPU that is now
+/// requested again.
 fn resize_in_time(vmm: &ApiVmm, vcpus: u32) {
     let start = Instant::now();
     loop {
@@ -69,7 +70,7 @@ fn resize_in_time(vmm: &ApiVmm, vcpus: u32) {
     }
 }
 
-/// Waits until the process has exactly the threads of these vCPUs.
+/// Waits until the process has threads for exactly `vcpus` vCPUs.
 fn wait_for_threads(vmm: &ApiVmm, vcpus: u32) {
     let wanted: Vec<String> = (0..vcpus).map(|number| format!("vcpu{number}")).collect();
     let start = Instant::now();
@@ -92,7 +93,7 @@ fn wait_for_vcpus(vmm: &ApiVmm, vcpus: u32, times: usize) {
     vmm.wait_for(&format!("CAROM-VCPUS {vcpus}\n"), times, BOOT_TIME).unwrap();
 }
 
-/// Boots a guest with 1 vCPU, and at most 4. `more` is additional configuration, which may replace these numbers.
+/// Boots a guest with 1 vCPU and a maximum of 4. `more` is additional configuration, and may replace these numbers.
 fn boot(kernel: Kernel, job: &str, more: Value) -> ApiVmm {
     let vmm = ApiVmm::start_with(&SITE, kernel, job).unwrap();
     let mut config = json!({"cpus": {"boot_vcpus": 1, "max_vcpus": 4}});
@@ -102,7 +103,7 @@ fn boot(kernel: Kernel, job: &str, more: Value) -> ApiVmm {
     vmm
 }
 
-/// Returns the number of verified passes of the drive. All of them must have succeeded.
+/// Returns the number of verified passes of the drive. Asserts that no pass failed.
 pub(crate) fn verified(vmm: &ApiVmm) -> usize {
     let whole = vmm.whole_lines();
     let bad = whole.lines().find(|line| line.starts_with("CAROM-VERIFY ") && !line.starts_with("CAROM-VERIFY 0"));
@@ -112,7 +113,7 @@ pub(crate) fn verified(vmm: &ApiVmm) -> usize {
 
 /// Waits until the drive was verified in a pass that begins after this call.
 fn wait_verified(vmm: &ApiVmm) {
-    // The current pass began earlier.
+    // The current pass began before this call, so wait for two passes.
     let wanted = verified(vmm) + 2;
     vmm.wait_for("CAROM-VERIFY 0 4194304", wanted, BOOT_TIME).unwrap();
 }
@@ -150,7 +151,7 @@ fn come_and_go_while_a_drive_works(kernel: Kernel, rounds: usize) {
         assert_eq!(events.iter().filter(|reported| reported.event == event).count(), 2 * rounds + 1, "{event}");
     }
 
-    // A booting guest gets the last requested number, whether the previous guest released its vCPUs or not.
+    // After a reboot, the guest has the last requested number of vCPUs, even if the guest had not released a vCPU before.
     resize_in_time(&vmm, 4);
     wait_for_vcpus(&vmm, 4, rounds + 1);
     put(&vmm, "vm.pause", &Value::Null);
@@ -180,7 +181,7 @@ fn vcpus_are_added_and_removed_twenty_times() {
     come_and_go_while_a_drive_works(Kernel::Patched, 20);
 }
 
-/// Job that refuses once to release a vCPU.
+/// Shell lines that make the guest refuse once to release a vCPU.
 const REFUSE_ONCE: &str = r#"
 enabled=/sys/firmware/acpi/hotplug/processor/enabled
 echo 0 >$enabled
@@ -197,7 +198,7 @@ fn guest_that_keeps_a_vcpu_can_be_asked_again() {
     let vmm = boot(Kernel::Patched, &job, json!({"cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
     assert_eq!(resize(&vmm, 1), (204, "null".into()));
     vmm.wait_for("CAROM-REFUSED", 1, BOOT_TIME).unwrap();
-    // After the guest's refusal, the vCPU is not being removed any more.
+    // The guest's refusal ends the removal of the vCPU, so the vCPU can be requested again.
     resize_in_time(&vmm, 2);
     wait_for_threads(&vmm, 2);
     assert!(!vmm.console().contains("CAROM-VCPUS 1"), "{}", vmm.console());
@@ -223,7 +224,7 @@ fn vcpus_added_before_the_guest_listens_are_found() {
         assert!(start.elapsed() < BOOT_TIME, "{}", vmm.console());
         thread::sleep(Duration::from_millis(100));
     }
-    // Request both sizes at once.
+    // Request a valid number of vCPUs and an invalid size of RAM. The call must change nothing.
     let both = json!({"desired_vcpus": 1, "desired_ram": 1024 * MIB});
     let (status, why) = vmm.call("PUT", "/api/v1/vm.resize", Some(&both)).unwrap();
     assert!(status == 400 && why.to_string().contains("desired_ram"), "{status}: {why}");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Devices that other host processes serve (vhost-user): a file system by Debian's virtiofsd, and a disk by qemu-storage-daemon.
+//! Devices that other host processes serve (vhost-user): a file system by Debian's virtiofsd, and a disk by QEMU's storage
+//! daemon or by the tests' own server.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -17,7 +18,7 @@ use crate::hotplug::{create_and_boot, put, wait_gone};
 use crate::support::server::serve;
 use crate::support::{MIB, SITE};
 
-/// Starts Debian's virtiofsd with the directory `source`.
+/// Starts Debian's virtiofsd, which exports the directory `source`.
 fn virtiofsd(source: &Path, socket: &Path) -> KilledOnDrop {
     let mut command = Command::new(VIRTIOFSD);
     command.arg("-f").arg(format!("--socket-path={}", socket.display()));
@@ -25,7 +26,7 @@ fn virtiofsd(source: &Path, socket: &Path) -> KilledOnDrop {
     serve(&mut command, socket)
 }
 
-/// Starts QEMU's storage daemon with `image` as a disk with two queues.
+/// Starts QEMU's storage daemon, which exports `image` as a disk with two queues.
 pub(crate) fn storage_daemon(image: &Path, socket: &Path) -> KilledOnDrop {
     let mut command = Command::new(STORAGE_DAEMON);
     command.arg("--blockdev").arg(format!("driver=file,node-name=image,filename={}", image.display()));
@@ -34,16 +35,16 @@ pub(crate) fn storage_daemon(image: &Path, socket: &Path) -> KilledOnDrop {
     serve(&mut command, socket)
 }
 
-/// Returns numbers from `first` on, one per line.
+/// Returns the text of `count` consecutive numbers from `first` on, one per line.
 fn numbers(first: u32, count: u32) -> Vec<u8> {
     (first..first + count).flat_map(|number| format!("{number}\n").into_bytes()).collect()
 }
 
-/// Number of numbers in a file. The file is larger than 1 MiB.
+/// Number of lines of a file with numbers. The file is larger than 1 MiB.
 const COUNT: u32 = 200_000;
 
-/// Returns a job that uses the file system whenever it exists. The job compares the host's file with the expected numbers, and
-/// writes a file of the same size. Then it unmounts the file system, and waits for the removal of the device.
+/// Returns a job that uses the file system each time it is added. The job compares the host's file with the expected numbers,
+/// and writes a file with as many numbers. Then it unmounts the file system, and waits until the device is removed.
 fn use_whenever_there() -> String {
     format!(
         r#"
@@ -70,7 +71,7 @@ fn call(vmm: &ApiVmm, operation: &str, body: &Value) -> (u16, String) {
     (status, answer.to_string())
 }
 
-/// Checks that the share contains the file that the guest wrote in this round, and that the guest moved `go` to the directory
+/// Checks the share after this round: it contains the file that the guest wrote, and the guest moved `go` to the directory
 /// `dir`. Then removes `dir`.
 fn check_share(share: &Path, round: u32) {
     assert!(fs::read(share.join(format!("from-guest-{round}"))).unwrap() == numbers(COUNT, COUNT), "bytes differ");
@@ -78,7 +79,7 @@ fn check_share(share: &Path, round: u32) {
     fs::remove_dir_all(share.join("dir")).unwrap();
 }
 
-/// Boots a VM with the file system. RAM can be added to the VM.
+/// Boots a VM with the file system, to which RAM can be added.
 fn boot(socket: &Path) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, &format!("mkdir -p /mnt\n{}", use_whenever_there())).unwrap();
     let device = json!({"tag": "share", "socket": socket, "id": "files"});
@@ -87,7 +88,7 @@ fn boot(socket: &Path) -> ApiVmm {
     vmm
 }
 
-/// Creates a directory with a file of the host.
+/// Creates the exported directory, with the file `from-host`.
 fn share(dir: &Path) -> PathBuf {
     let share = dir.join("share");
     fs::create_dir(&share).unwrap();
@@ -115,7 +116,7 @@ fn virtiofsd_share_survives_added_ram_a_pause_and_a_replug() {
     let vmm = boot(&socket);
     vmm.wait_for("CAROM-MOUNTED 1", 1, BOOT_TIME).unwrap();
 
-    // The server maps added memory and stops its queues for a while.
+    // The server must map the added RAM, and stop its queues while the VM is paused.
     assert_eq!(call(&vmm, "vm.resize", &json!({"desired_ram": 640 * MIB})).0, 204);
     put(&vmm, "vm.pause", &Value::Null);
     let saved = dir.path().join("saved").display().to_string();
@@ -181,7 +182,7 @@ sleep 1000
     check_numbers(&image);
 }
 
-/// Fails unless the guest wrote its numbers to the image.
+/// Asserts that the image contains the numbers that the guest writes.
 fn check_numbers(image: &Path) {
     let wanted = numbers(1, COUNT);
     let mut bytes = vec![0; wanted.len()];
@@ -189,8 +190,8 @@ fn check_numbers(image: &Path) {
     assert!(bytes == wanted, "what the guest wrote is not in the image");
 }
 
-/// Checks a disk of the tests' own server behind the virtio-iommu, with requests of one sector to 1 MiB, in a guest with the
-/// windows `bounce`. If `bounce` is null, the guest has no windows. Returns the virtio-iommu's counters.
+/// Checks a disk of the tests' own server behind the virtio-iommu, with requests of one sector to 1 MiB. `bounce` is the VM's
+/// `iommu_bounce`. If it is null, the guest has no windows. Returns the virtio-iommu's counters.
 fn works_behind_the_iommu(bounce: &Value) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let (image, socket) = (dir.path().join("disk.img"), dir.path().join("disk.sock"));
@@ -229,7 +230,8 @@ fn disk_of_a_server_behind_the_iommu_uses_mappings_or_a_window() {
     assert!(strict["requests_unmap"].as_u64().unwrap() > 300, "not every buffer was unmapped: {strict}");
     let bounce = works_behind_the_iommu(&json!({"size": 64 * MIB}));
     assert!(bounce["window_bytes"].as_u64().unwrap() > 0, "{bounce}");
-    // The guest maps a request if it is larger than a slot, or if the window is still growing.
+    // With a window, the guest maps only requests that are larger than a slot, and requests at the start, when the window is
+    // still too small.
     assert!(
         bounce["requests_map"].as_u64() < strict["requests_map"].as_u64().map(|maps| maps / 10),
         "{bounce} {strict}"

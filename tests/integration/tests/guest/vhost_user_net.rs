@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Network cards whose packets another process moves (vhost-user): `device-server`, between the guest's queues and a tap
-//! interface.
+//! Network cards that another process serves (vhost-user). The process is `device-server`, which moves packets between the
+//! guest's queues and a tap interface.
 
 use std::fs::File;
 use std::path::Path;
@@ -20,21 +20,20 @@ use crate::support::tap::open_tap;
 use crate::support::{MIB, SITE};
 use crate::vhost_user::storage_daemon;
 
-/// Starts the server on `tap`. The interface stays when the server ends.
+/// Starts the server on `tap`. The interface continues to exist when the server ends.
 fn card_server(tap: &File, socket: &Path, options: &[&str]) -> KilledOnDrop {
     let mut command = Command::new(env!("CARGO_BIN_EXE_device-server"));
     command.arg("--socket").arg(socket).args(options).stdin(tap.try_clone().unwrap());
     serve(&mut command, socket)
 }
 
-/// Waits until `times` more transfers have come back to the guest unchanged.
+/// Waits until the guest has `times` more times received all its bytes unchanged from the host.
 fn wait_for_traffic(vmm: &ApiVmm, times: usize) {
     let before = vmm.console().matches("CAROM-SAME large").count();
     vmm.wait_for("CAROM-SAME large", before + times, BOOT_TIME).unwrap();
 }
 
-/// Job that repeatedly sends bytes to the host and compares the returned bytes, as long as the card exists. If the card is
-/// added again, the job continues.
+/// Job that repeatedly sends bytes to the host and compares the returned bytes, whenever the card exists.
 const TRAFFIC: &str = r#"
 while :; do
     wait_for_card
@@ -84,10 +83,11 @@ fn server_card_survives_a_new_server_and_a_replug() {
     assert_eq!(counter(&vmm, "again", "server_losses"), 0);
 }
 
-/// Bytes that go to the host and back behind the virtio-iommu.
+/// Number of bytes that a guest with the card behind the virtio-iommu sends to the host, and that the host sends back.
 const BYTES: u64 = 512 * 1024;
 
-/// Boots a guest whose card is behind the virtio-iommu, and starts the card's server. The server's output goes to `said`.
+/// Boots a guest whose card is behind the virtio-iommu, and starts the card's server. The server's stdout is the file `said` in
+/// `dir`.
 fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value) -> (ApiVmm, KilledOnDrop) {
     let socket = dir.join("net.sock");
     let tap = open_tap("caromiommu", &format!("{address}.1"));
@@ -145,7 +145,7 @@ fn server_that_keeps_translations_fails_the_card_in_time() {
     while counter(&vmm, "card", "server_losses") == 0 {
         assert!(start.elapsed() < BOOT_TIME, "the server was not disconnected");
     }
-    // The guest continues: a vCPU waited for the server, but only for a few seconds.
+    // The guest continues, because its vCPU waits for the server for only a few seconds.
     let before = vmm.console().matches("CAROM-LIVES").count();
     vmm.wait_for("CAROM-LIVES", before + 1, BOOT_TIME).unwrap();
 }

@@ -23,14 +23,14 @@ use crate::support::{MIB, SITE};
 
 /// Port of the guest's echo server.
 const ECHO: u32 = 1024;
-/// Port of the host. The guest connects to it, sends data, and reads a checksum of the data as the answer.
+/// Port of the host that the guest connects to. The guest sends data, and reads a checksum of the data as the answer.
 const CALLED: u32 = 5000;
 /// Number of bytes that the guest sends in one connection to [`CALLED`].
 const CALL_BYTES: usize = 3 << 20;
-/// Maximum time in which the guest must send or receive more bytes.
+/// Maximum time until the guest must send or receive further bytes.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Boots a guest with the program and the configuration `more`.
+/// Boots a guest with the guest's program and the additional configuration `more`.
 fn start(more: fn(&ApiVmm) -> Value) -> ApiVmm {
     let program = fs::read(SITE.vsock.as_ref().expect("CAROM_VSOCK is set")).unwrap();
     let vmm = ApiVmm::start_with_program(&SITE, Kernel::Patched, "vsock", program, "vsock").unwrap();
@@ -75,7 +75,7 @@ fn connect(vmm: &ApiVmm, port: u32) -> BufReader<UnixStream> {
     stream
 }
 
-/// Sends `len` bytes to the guest's echo server, and checks that all come back, followed by the end of the stream.
+/// Sends `len` bytes to the guest's echo server. Checks that the server returns all bytes and then closes the stream.
 fn echo(vmm: &ApiVmm, len: usize, seed: u32) {
     let mut stream = connect(vmm, ECHO);
     let sent = pattern(len, seed);
@@ -83,7 +83,7 @@ fn echo(vmm: &ApiVmm, len: usize, seed: u32) {
     let got = thread::scope(|scope| {
         scope.spawn(|| {
             writer.write_all(&sent).unwrap();
-            // The guest still sends the rest back.
+            // After this, the guest must still return the remaining bytes.
             writer.shutdown(Shutdown::Write).unwrap();
         });
         let mut got = Vec::new();
@@ -93,8 +93,8 @@ fn echo(vmm: &ApiVmm, len: usize, seed: u32) {
     assert!(got == sent, "{} bytes came back of {}", got.len(), sent.len());
 }
 
-/// Accepts a connection from the guest to [`CALLED`], answers it, and checks that the guest verified the answer. The console shows the
-/// number of verified answers.
+/// Accepts a connection from the guest to [`CALLED`], answers it, and checks that the guest verified the answer. The guest
+/// prints a line for each verified answer.
 fn take_call(vmm: &ApiVmm, listener: &UnixListener) {
     let before = vmm.console().matches("CAROM-CALLED ").count();
     let (mut stream, _) = listener.accept().unwrap();
@@ -123,7 +123,7 @@ fn counters(vmm: &ApiVmm, device: &str) -> BTreeMap<String, u64> {
 
 /// Checks connections from either side.
 fn carry(vmm: &ApiVmm) {
-    // The guest's CID. The newline in the text makes sure that the line is complete.
+    // 3 is the guest's CID. The newline ensures that the line is complete.
     vmm.wait_for("CAROM-VSOCK 3\n", 1, BOOT_TIME).unwrap();
     echo(vmm, 1, 1);
     echo(vmm, 4 << 20, 2);
@@ -134,7 +134,7 @@ fn carry(vmm: &ApiVmm) {
     });
     let listener = serve(vmm);
     take_call(vmm, &listener);
-    // No program listens at this port: the connection ends without an answer.
+    // No program listens at this port, so the connection must end without an answer.
     let mut nobody = UnixStream::connect(socket(vmm)).unwrap();
     nobody.set_read_timeout(Some(SILENCE)).unwrap();
     nobody.write_all(b"CONNECT 77\n").unwrap();
@@ -186,7 +186,7 @@ fn vsock_is_hotplugged_and_removed() {
         let other = json!({"cid": 4, "socket": vmm.dir().join("other"), "id": "other"});
         let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-vsock", Some(&other)).unwrap();
         assert_eq!((status, &answer), (400, &json!(["vsock: the VM already has one: remove it first"])));
-        // The connection waits until the guest has its driver.
+        // The connection waits until the guest's driver is ready.
         echo(&vmm, 1 << 20, 3);
         take_call(&vmm, &serve(&vmm));
 
@@ -213,7 +213,7 @@ fn restored_guest_loses_and_reopens_its_connections() {
         let url = format!("file://{}", directory.display());
         put(&vmm, "vm.pause", &Value::Null);
         put(&vmm, "vm.snapshot", &json!({"destination_url": url}));
-        // The saved guest continues with its connection.
+        // After the snapshot, the guest continues here and keeps its connection.
         put(&vmm, "vm.resume", &Value::Null);
         held.get_mut().write_all(b"y").unwrap();
         held.read_exact(&mut [0]).unwrap();
@@ -222,7 +222,7 @@ fn restored_guest_loses_and_reopens_its_connections() {
 
         fs::remove_file(vmm.console_file()).unwrap();
         vmm.start_again(&SITE, &["--restore", &format!("source_url={url},resume=on")]).unwrap();
-        // Linux sets an error and a state of the socket. The guest's call may report either.
+        // Linux sets an error of the socket and also changes the socket's state. The guest's call may fail for either reason.
         let lost = ["Connection reset by peer\n", "Transport endpoint is not connected\n"];
         let start = Instant::now();
         while !lost.iter().any(|lost| vmm.console().contains(&format!("CAROM-LOST {lost}"))) {

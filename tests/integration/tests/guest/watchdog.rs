@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Watchdog, driven by Debian's kernel: a guest that reloads it continues, and a guest that stops reloading it is reset.
+//! Watchdog with Debian's driver. The guest continues while it reloads the watchdog, and is reset when it stops reloading.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn guest_that_stops_reloading_its_watchdog_is_reset() {
 
     let console = vmm.console();
     assert!(console.contains("CAROM-BOOTED 0 i6300ESB timer\n") && console.contains("CAROM-TIMEOUT 10\n"), "{console}");
-    // WDIOF_CARDRESET.
+    // 32 is WDIOF_CARDRESET: the watchdog caused this boot.
     assert!(console.contains("CAROM-BOOTED 32 i6300ESB timer\n"), "{console}");
     assert!(!console.contains("CAROM-STILL-HERE"), "{console}");
     assert_eq!(expired(&vmm), 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Patched kernel with bounce windows: I/O, counters, budget, pinned memory, caching.
+//! Patched kernel with bounce windows. The tests check I/O, counters, the budget, pinned memory and caching.
 
 use carom_integration::harness::guest_test;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
@@ -7,7 +7,7 @@ use carom_integration::{Guest, Kernel, Outcome};
 
 use crate::support::{MIB, SITE, number, run};
 
-/// Shell lines that print the guest's figures about its windows as lines `CAROM-STAT-<key> <value>`, and make the VMM report its
+/// Shell lines that print the statistics of the guest's pools as lines `CAROM-STAT-<key> <value>`, and make the VMM report its
 /// counters.
 const STATS: &str = r#"
 sed 's/^/CAROM-STAT-/' /sys/kernel/debug/iommu_bounce/*/stats
@@ -49,10 +49,11 @@ fn io_is_verified_and_bounced_and_counters_agree() {
     let bounced = number(&outcome, "CAROM-STAT-bounced_pages") + number(&outcome, "CAROM-STAT-bounced_lists");
     let host = outcome.counters[0];
     assert!(bounced > 1000, "bounced {bounced}; console:\n{}", outcome.console);
-    // Bouncing with a request for each DMA would be useless.
+    // Without a window, the guest would map each buffer that bounced here.
     assert!(host.requests.map < bounced / 2, "{bounced} bounced, but {host:?}");
-    // Nearly all of the 64 MiB bounce. Requests that come while the pool grows are mapped instead.
-    assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 48 * MIB, "too little data came back through slots");
+    // The job reads 64 MiB in total, and nearly all of these bytes bounce. The guest maps only requests for which the pool has
+    // no slot yet.
+    assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 48 * MIB, "too few bytes were copied from slots");
 }
 
 /// Shell line that prints the address of the windows.
@@ -166,7 +167,8 @@ fn without_windows_only_live_mappings_are_pinned() {
 
 #[guest_test]
 fn window_memory_is_mapped_write_back() {
-    // Emulation does not model caching, so the speed does not show the caching mode. Only the kernel's own list shows it.
+    // Read the caching mode from the guest kernel's list. The emulated machine does not model caching, so the speed does not
+    // show the mode.
     let work = format!(
         "{}{}",
         workload::fio_verify(4, 16),

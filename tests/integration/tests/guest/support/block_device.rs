@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Host block devices that contain a file. Some of them fail at selected places.
+//! Host block devices that store their data in a file. A [`FailingDevice`] rejects requests to a selected range.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use carom_integration::harness::DMSETUP;
 /// Unit of device-mapper tables, in bytes (`Documentation/admin-guide/device-mapper` of the kernel).
 const SECTOR: u64 = 512;
 
-/// Loop device on a file. It is removed when this value is dropped.
+/// Loop device on a file. Dropping this value removes the device.
 pub(crate) struct LoopDevice(pub(crate) PathBuf);
 
 impl LoopDevice {
@@ -30,7 +30,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// Block device on a file that fails at selected places. It is removed when this value is dropped.
+/// Block device on a file, with a range in which requests fail. Dropping this value removes the device.
 pub(crate) struct FailingDevice {
     name: String,
     image: LoopDevice,
@@ -38,7 +38,7 @@ pub(crate) struct FailingDevice {
 }
 
 impl FailingDevice {
-    /// Creates a device on an image of `size` bytes. Requests to the range `bad`, in bytes, fail.
+    /// Creates a device on an image of `size` bytes. Requests to the byte range `bad` fail.
     pub(crate) fn new(name: &str, image: &Path, size: u64, bad: Range<u64>) -> Self {
         let device = Self { name: name.into(), image: LoopDevice::new(image), size };
         let table = [
@@ -57,7 +57,7 @@ impl FailingDevice {
     }
 
     pub(crate) fn path(&self) -> PathBuf {
-        // Use the kernel's own name of the device, because no udev creates another name.
+        // Use the kernel's name of the device: udev, which creates the usual name, may not run here.
         let minor = self.dmsetup("info", &["--columns", "--noheadings", "-o", "minor"]);
         PathBuf::from(format!("/dev/dm-{}", minor.trim()))
     }

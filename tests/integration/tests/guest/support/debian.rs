@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Debian guest whose console the test reads and types on.
+//! Debian guest that the test controls by its console: the test reads the output and types commands.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use super::SITE;
 
-/// Interval between checks.
+/// Interval between checks of the console and of the process.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Maximum time until the login. It takes minutes in an emulated machine on a busy host.
@@ -29,13 +29,14 @@ const BOOT_TIME: Duration = Duration::from_secs(420);
 /// Maximum time for a command, and for the end of the machine.
 pub(crate) const COMMAND_TIME: Duration = Duration::from_secs(240);
 
-/// Tap interface of the host with DHCP and DNS servers (`scripts/lib/vm-network`). It is removed when this value is dropped.
+/// Tap interface of the host with DHCP and DNS servers (`scripts/lib/vm-network`). Dropping this value removes the interface
+/// and ends the servers.
 pub(crate) struct Network {
     process: Child,
 }
 
 impl Network {
-    /// Starts the network. `net` contains the first three numbers of its addresses.
+    /// Starts the network. `net` contains the first three numbers of the network's addresses.
     pub(crate) fn start(tap: &str, net: &str) -> Self {
         let mut process = Command::new(checkout().join("scripts/lib/vm-network"))
             .args([tap, net, "sh", "-c", "echo ready; exec cat"])
@@ -52,26 +53,26 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        // The script ends at the end of its input.
+        // The script ends when its input ends.
         drop(self.process.stdin.take());
         let _ = self.process.wait();
     }
 }
 
-/// Carom that runs a Debian guest.
+/// Carom process that runs a Debian guest.
 pub(crate) struct Debian {
     carom: Child,
     keys: ChildStdin,
     console: Arc<Mutex<String>>,
-    /// Length of the console text up to the end of the text that the last wait found.
+    /// Length of the console's text up to the end of the text that the last [`Debian::wait_for`] found.
     seen: usize,
     start: Instant,
     dir: TempDir,
 }
 
 impl Debian {
-    /// Starts Debian's kernel with a copy of the distribution's disk image. `more` contains additional options of disk and
-    /// network.
+    /// Starts Debian's kernel with a copy of the distribution's disk image. `more` contains additional options for both the
+    /// disk and the network card.
     pub(crate) fn start(tap: &str, more: &str, options: &[&str]) -> Self {
         let files = Distribution::in_directory(SITE.distribution.as_ref().unwrap());
         let mut boot: Vec<OsString> = vec!["--kernel".into(), files.kernel.into()];
@@ -81,8 +82,8 @@ impl Debian {
         Self::launch(&files.disk, Some(1 << 30), boot, more, &[&["--cpus", "boot=1"], options].concat())
     }
 
-    /// Starts a kernel with [the patch](../../../../docs/guest-patch.md), which needs no initrd. All devices are behind the
-    /// virtio-iommu and bounce.
+    /// Starts a kernel with [the patch](../../../../docs/guest-patch.md). This kernel needs no initrd. The disk and the network
+    /// card are behind the virtio-iommu, and their DMA bounces.
     pub(crate) fn start_patched(tap: &str, options: &[&str]) -> Self {
         let files = Distribution::in_directory(SITE.distribution.as_ref().unwrap());
         let kernel = SITE.distribution_kernel.clone().unwrap();
@@ -92,14 +93,14 @@ impl Debian {
         Self::launch(&files.disk, Some(1 << 30), boot, ",iommu=on", &[&["--cpus", "boot=1"], options].concat())
     }
 
-    /// Starts with firmware instead of a kernel, and a copy of a disk image that has a boot loader. `more` contains additional
+    /// Starts firmware instead of a kernel, with a copy of a disk image that has a boot loader. `more` contains additional
     /// options of the disk.
     pub(crate) fn start_by_firmware(more: &str, options: &[&str]) -> Self {
         let files = Firmware::in_directory(SITE.firmware.as_ref().unwrap());
         Self::launch(&files.disk, None, vec!["--firmware".into(), files.firmware.into()], more, options)
     }
 
-    /// Starts with a copy of an image, enlarged to `len` bytes if given.
+    /// Starts Carom with a copy of the disk image. If `len` is set, the copy is enlarged to `len` bytes.
     fn launch(image: &Path, len: Option<u64>, boot: Vec<OsString>, more: &str, options: &[&str]) -> Self {
         let start = Instant::now();
         let dir = tempfile::tempdir().unwrap();
@@ -140,7 +141,7 @@ impl Debian {
         (carom, keys, console)
     }
 
-    /// Saves the VM, ends its process, and continues in another process.
+    /// Saves the VM, kills its process, and restores the VM in another process.
     pub(crate) fn go_on_in_another_process(&mut self) {
         let saved = format!("file://{}", self.dir.path().join("saved").display());
         for (operation, body) in [("vm.pause", None), ("vm.snapshot", Some(json!({"destination_url": saved})))] {
@@ -158,7 +159,7 @@ impl Debian {
             .stderr(File::create(self.dir.path().join("stderr")).unwrap());
         (self.carom, self.keys, self.console) = Self::spawn(&mut command);
         self.seen = 0;
-        // Text that is typed before the VM is restored is lost.
+        // Wait until the VM is restored, because text that is typed earlier is lost.
         let start = Instant::now();
         let runs = || {
             let info = exchange(&self.api(), "GET", "/api/v1/vm.info", None);
@@ -235,7 +236,7 @@ impl Debian {
         output
     }
 
-    /// Types a command that ends this login.
+    /// Types a command after which the guest needs another login or ends.
     pub(crate) fn leave(&mut self, command: &str) {
         self.start = Instant::now();
         self.type_line(command);
@@ -261,7 +262,7 @@ impl Debian {
 }
 
 impl Drop for Debian {
-    /// Shows the end of the output of guest and VMM if the test failed.
+    /// If the test failed, shows the last lines of the guest's console and the VMM's stderr. Then ends Carom.
     fn drop(&mut self) {
         if thread::panicking() {
             let (shown, said) = (self.shown(), fs::read_to_string(self.dir.path().join("stderr")).unwrap_or_default());

@@ -6,7 +6,7 @@ use carom_integration::{Guest, Outcome, workload};
 
 use super::run;
 
-/// Runs a job of [`devices`] with the device behind the IOMMU, in a guest with windows on offer, and prints its figures.
+/// Runs a job of [`devices`] in a guest whose VMM offers windows, with the device behind the IOMMU. Prints the job's figures.
 fn driven(name: &str, device: &str, job: &str) -> (Outcome, Figures) {
     let outcome = run(&Guest::new(name).iommu_device(device).bounce("size=32M").cmdline("iommu.strict=1").job(job));
     let figures = devices::figures(&outcome).unwrap_or_else(|error| panic!("{error:#}"));

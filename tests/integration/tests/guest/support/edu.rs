@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The edu device in a guest: either QEMU's device, passed through, or the device of `edu-server`. This module contains
-//! parts of jobs that find the device and bind it to a driver, and the program edu-dma, which controls its transfers.
+//! The edu device in a guest: either QEMU's device, passed through, or the device of `edu-server`. This module contains parts
+//! of jobs that find the device and bind it to a driver. Other parts run the guest's program edu-dma, which controls the
+//! device's transfers.
 //!
-//! The RAM at [`VICTIM`] is reserved from the guest's kernel, so no driver maps it.
+//! The guest's kernel does not use the RAM at [`VICTIM`], so no driver maps this RAM.
 
 use std::fs;
 
@@ -13,7 +14,7 @@ use super::SITE;
 /// Guest-physical address of the attacked RAM.
 const VICTIM: u64 = 0x1000_0000;
 
-/// Length of a transfer: half a page.
+/// Length of a transfer in bytes: half a page.
 pub(crate) const TRANSFER: &str = "2048";
 
 /// Shell lines that find one or two edu devices in the guest.
@@ -34,15 +35,15 @@ for device in $EDU; do
 done
 "#;
 
-/// Shell lines that bind the only edu device to the patch's test driver, which tests it in its probe.
+/// Shell lines that bind the only edu device to the patch's test driver, which tests the device when the driver is bound.
 pub(crate) const TEST_EDU: &str = r#"
 echo dma-bounce-test >"/sys/bus/pci/devices/$EDU/driver_override"
 echo "$EDU" >/sys/bus/pci/drivers_probe
 [ -e "/sys/bus/pci/devices/$EDU/driver" ] || { dmesg | tail -n 20; exit 84; }
 "#;
 
-/// Commands of edu-dma for a control experiment: the attack on [`VICTIM`] succeeds without protection. So the other tests show
-/// that the protection works.
+/// Commands of edu-dma for a control experiment: without protection, this attack on [`VICTIM`] succeeds. So if such an attack
+/// fails in another test, the protection works.
 pub(crate) const ATTACK_ON_VICTIM: [&str; 5] =
     ["victim VICTIM 0xa5", "load victim", "victim VICTIM 0x11", "store victim", "victim-count 0xa5"];
 
@@ -55,7 +56,7 @@ pub(crate) const REACH_MAPPED: [&str; 19] = [
     "fill 0x100000 0x11",
     "store 0x100000",
     "count 0x100000 0x5a",
-    // A page that is mapped read-only can be read and keeps its contents.
+    // The device can read a page that is mapped read-only, but cannot change it.
     "map 0x200000 r",
     "fill 0x200000 0x77",
     "store 0x200000",
@@ -63,7 +64,7 @@ pub(crate) const REACH_MAPPED: [&str; 19] = [
     "load 0x200000",
     "store 0x100000",
     "count 0x100000 0x77",
-    // Unmapped RAM is neither written nor read.
+    // The device can neither write nor read unmapped RAM.
     "victim VICTIM 0xa5",
     "store victim",
     "victim-count 0xa5",
@@ -72,8 +73,8 @@ pub(crate) const REACH_MAPPED: [&str; 19] = [
     "count 0x100000 0xa5",
 ];
 
-/// Commands after [`REACH_MAPPED`]: unmapped memory is not accessible any more, and its bytes are not transferred to the
-/// device. [`assert_reaches_mapped`] checks this, too.
+/// Commands to run after [`REACH_MAPPED`]. They unmap a page, and try to transfer the page's bytes to the device.
+/// [`assert_reaches_mapped`] checks that the transfer fails.
 pub(crate) const REACH_UNMAPPED: [&str; 8] = [
     "fill 0x100000 0x33",
     "unmap 0x100000",
@@ -96,7 +97,7 @@ pub(crate) fn assert_reaches_mapped(outcome: &Outcome) {
     assert_result(outcome, "count 0x100000 0xa5", &["0"]);
     assert_result(outcome, "unmap 0x100000", &["ok"]);
     assert_result(outcome, "count 0x400000 0x33", &["0"]);
-    // The store was executed: it replaced the bytes 0x44 with the contents of the device's buffer after the failed load.
+    // The store after the failed load was executed: it replaced all bytes 0x44 with the contents of the device's buffer.
     assert_result(outcome, "count 0x400000 0x44", &["0"]);
 }
 

@@ -20,7 +20,7 @@ pub(crate) enum Allocator {
     Pages = 1,
 }
 
-/// Enables failing allocations as long as this value lives. By default, no allocation fails.
+/// Control of injected failures, as long as this value lives. At first, no allocation fails.
 pub(crate) struct FailingAllocations(());
 
 impl FailingAllocations {
@@ -36,7 +36,8 @@ impl FailingAllocations {
         Self(())
     }
 
-    /// Fails one allocation of the [marked](subject) processes: the first allocation after `bytes` bytes.
+    /// Fails one allocation of the [marked](subject) threads: the first allocation after they have allocated this amount from
+    /// `allocator`. The slab allocator counts bytes, and the page allocator counts pages.
     pub(crate) fn once_after(&self, allocator: Allocator, bytes: u64) {
         let place = PLACES[allocator as usize];
         self.stop();
@@ -45,7 +46,7 @@ impl FailingAllocations {
         set(place, "probability", "100");
     }
 
-    /// Returns the remaining bytes until the failure.
+    /// Returns the remaining amount until the failure, in the units of [`once_after`](Self::once_after).
     pub(crate) fn left(&self, allocator: Allocator) -> u64 {
         number(PLACES[allocator as usize], "space")
     }
@@ -73,7 +74,7 @@ impl Drop for FailingAllocations {
 fn number(place: &str, name: &str) -> u64 {
     let file = Path::new(place).join(name);
     let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    // Without a limit, the value is -1.
+    // For `times`, -1 means no limit.
     text.trim().parse().unwrap_or(u64::MAX)
 }
 
@@ -86,11 +87,11 @@ fn set(place: &str, name: &str, value: &str) {
 pub(crate) fn threads(vmm: &ApiVmm) -> Vec<(String, PathBuf)> {
     let entries = fs::read_dir(format!("/proc/{}/task", vmm.pid())).unwrap();
     let dirs = entries.flatten().map(|entry| entry.path());
-    // A thread may end meanwhile.
+    // Leave out threads that have ended meanwhile.
     dirs.filter_map(|dir| Some((fs::read_to_string(dir.join("comm")).ok()?.trim().to_owned(), dir))).collect()
 }
 
-/// Returns the VMM's thread that executes API requests.
+/// Returns the directory of the VMM's thread that executes API requests.
 pub(crate) fn control(vmm: &ApiVmm) -> PathBuf {
     let pid = vmm.pid();
     format!("/proc/{pid}/task/{pid}").into()
@@ -108,12 +109,12 @@ pub(crate) fn fail_nth(thread: &Path, nth: u32) -> bool {
     fs::write(thread.join("fail-nth"), nth.to_string()).is_ok()
 }
 
-/// Returns the number of allocations until a thread's allocation fails, or 0 if it has failed.
+/// Returns the remaining number of allocations until the thread's failing allocation, or 0 after the failure.
 pub(crate) fn nth_left(thread: &Path) -> u32 {
     fs::read_to_string(thread.join("fail-nth")).unwrap().trim().parse().unwrap()
 }
 
-/// True if the allocation has failed or the thread has ended.
+/// True if no failure of the thread's allocations is pending any more, or if the thread has ended.
 pub(crate) fn nth_has_failed(thread: &Path) -> bool {
     fs::read_to_string(thread.join("fail-nth")).map_or(true, |left| left.trim() == "0")
 }

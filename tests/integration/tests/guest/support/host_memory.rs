@@ -18,7 +18,7 @@ const PAGE: u64 = 4096;
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
-/// Flag of a merged page in `/proc/kpageflags` (`KPF_KSM`, also in pagemap.rst).
+/// Flag of a merged page in `/proc/kpageflags` (`KPF_KSM` in pagemap.rst).
 const MERGED: u64 = 1 << 21;
 
 /// Kernel settings in a directory. Their previous values are restored when this value is dropped.
@@ -81,14 +81,14 @@ impl Merging {
     }
 }
 
-/// Control of khugepaged, which collapses small pages of the host into huge pages, as long as this value lives.
+/// Control of khugepaged as long as this value lives. khugepaged collapses small pages of the host into huge pages.
 pub(crate) struct Collapsing(Switches);
 
 impl Collapsing {
-    /// Takes control of khugepaged, and makes it collapse no pages.
+    /// Takes control of khugepaged, and pauses its scans.
     pub(crate) fn paused() -> Self {
         let wanted = [
-            // At least half of the small pages must be present.
+            // Collapse a range only if at least half of its small pages are present.
             ("max_ptes_none", "256"),
             ("pages_to_scan", "65536"),
             ("alloc_sleep_millisecs", "100"),
@@ -97,12 +97,12 @@ impl Collapsing {
         Self(Switches::set(COLLAPSING, &wanted))
     }
 
-    /// Makes khugepaged scan a small guest within a second or two.
+    /// Makes khugepaged scan so fast that it scans a small guest within two seconds.
     pub(crate) fn go_on(&self) {
         self.0.write("scan_sleep_millisecs", "100");
     }
 
-    /// Returns the approximate number of huge pages that the host has collapsed since its start.
+    /// Returns the approximate number of huge pages that khugepaged has made since the host's start.
     pub(crate) fn made(&self) -> u64 {
         self.0.number("pages_collapsed")
     }
@@ -118,15 +118,15 @@ pub(crate) fn huge_pages_cut() -> u64 {
     number_after("/proc/vmstat", "thp_split_pmd ")
 }
 
-/// Returns the number in the line of a file that begins with `key`.
+/// Returns the number after `key` in the first line of a file that begins with `key`.
 fn number_after(file: &str, key: &str) -> u64 {
     let text = fs::read_to_string(file).unwrap();
     let number = text.lines().find_map(|line| line.strip_prefix(key)?.trim().trim_end_matches(" kB").parse().ok());
     number.unwrap_or_else(|| panic!("{file} has no {key}"))
 }
 
-/// Returns the number of merged pages of a process. The kernel's own counters notice only at the next scan that a written page is
-/// no longer merged.
+/// Returns the number of merged pages of a process. This reads the pages' flags, because the kernel's counters include a
+/// written page until the next scan.
 pub(crate) fn merged_pages(pid: u32) -> u64 {
     let proc = |name: &str| format!("/proc/{pid}/{name}");
     let (pagemap, flags) = (File::open(proc("pagemap")).unwrap(), File::open("/proc/kpageflags").unwrap());

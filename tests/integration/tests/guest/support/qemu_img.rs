@@ -35,7 +35,7 @@ pub(crate) fn create(dir: &Path, name: &str, size: u64, behind: Option<&str>) ->
     path
 }
 
-/// Checks an image that is not in use. Panics if it is corrupt.
+/// Checks an image that is not in use. Panics if the image is corrupt.
 pub(crate) fn check(image: &Path) -> Check {
     let checked = qemu_img(&["check", "-f", "qcow2", text(image)]);
     match checked.status.code() {

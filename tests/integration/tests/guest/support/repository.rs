@@ -12,7 +12,8 @@ use std::thread;
 
 use tempfile::TempDir;
 
-/// Repository that is served until the tests end. It has a flat layout: `deb [signed-by=…] http://HOST:PORT/ ./`.
+/// Repository with a web server that runs until the tests end. The repository has a flat layout: `deb [signed-by=…]
+/// http://HOST:PORT/ ./`.
 pub(crate) struct Repository {
     pub(crate) port: u16,
     asked: Arc<Mutex<Vec<String>>>,
@@ -43,7 +44,8 @@ fn greeting(dir: &Path) -> PathBuf {
 }
 
 impl Repository {
-    /// Creates and serves a repository with a small package and `more`, signed with its own key.
+    /// Creates and serves a repository that contains a small package and the packages `more`. Signs the repository with a new
+    /// key.
     pub(crate) fn serve(more: &[&Path]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (top, keys) = (dir.path().join("www"), dir.path().join("keys"));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Separate systemd: the first process in its own namespaces for processes, mounts and control groups. It starts only the units
-//! of the test. It has the host's programs, devices and network. Its changes of the host's file system are discarded.
+//! Separate systemd, which is the first process in its own namespaces for processes, mounts and control groups. This systemd
+//! starts only the test's units. It uses the host's programs, devices and network. Changes to the host's file system are
+//! discarded at the end.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -13,27 +14,28 @@ use carom_integration::harness::SYSTEMD;
 use carom_integration::host_memory::MemoryGroup;
 use tempfile::TempDir;
 
-/// Interval between checks.
+/// Interval between checks of systemd's state.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Maximum time for actions of systemd.
+/// Maximum time of each wait for systemd.
 const TIME: Duration = Duration::from_secs(60);
 
-/// Directory of units. The host's own units would act on the host: its kernel's modules, binary formats and parameters.
+/// Directory of units, which contains no unit of the host. The host's units would change the host's kernel: its modules, binary
+/// formats and parameters.
 const UNITS: &str = "etc/systemd/system";
 
-/// Targets that every service waits for. Here they have nothing to start.
+/// Targets that every service waits for. Here, these targets start no other units, except for the journal.
 const TARGETS: [&str; 4] = ["sysinit.target", "basic.target", "network.target", "shutdown.target"];
 
 /// Units of the host's journal, which records the output of services.
 const JOURNAL: [&str; 3] = ["systemd-journald.service", "systemd-journald.socket", "systemd-journald-dev-log.socket"];
 
-/// Shell script that enters the control group and runs a program in it. The group must have no other process so that it can limit
-/// groups below it.
+/// Shell script that enters the control group and runs a program in it. No other process may be in the group, because otherwise
+/// the kernel does not permit limits on its subgroups.
 const ENTER: &str = r#"echo 0 >"$1/cgroup.procs" && shift && exec "$@""#;
 
-/// Shell script that prepares the root file system and becomes systemd. The file `pid` contains the process's ID on the host,
-/// because `/proc` is still the host's.
+/// Shell script that prepares the root file system and becomes systemd. The script writes its process ID on the host to the
+/// file `pid`. It can read this ID because `/proc` is still the host's.
 const BEGIN: &str = r#"
 set -eu
 read -r pid rest </proc/self/stat
@@ -60,18 +62,18 @@ exec env -i container=carom-test PATH=/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_UNIT
     "$systemd" --system --unit=basic.target --log-target=journal --show-status=no
 "#;
 
-/// Running systemd. systemd and all processes that it has started end when this value is dropped.
+/// Running systemd. Dropping this value ends systemd and all processes that it has started.
 pub(crate) struct Systemd {
     process: Child,
     pid: u32,
-    // Dropped after the processes have ended: first the directory, then the group.
+    // Dropped when the processes have ended. The directory is dropped before the group.
     _dir: TempDir,
     group: MemoryGroup,
 }
 
 impl Systemd {
-    /// Starts systemd with additional files in its root file system: the path without the leading slash, and the host file to
-    /// copy. Users come from `usr/lib/sysusers.d/carom.conf`, which must be one of the files.
+    /// Starts systemd with additional files in its root file system. Each tuple contains the path without the leading slash,
+    /// and the host file to copy. One of the files must be `usr/lib/sysusers.d/carom.conf`, which names the users to create.
     pub(crate) fn start(files: &[(&str, &Path)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         for name in ["room", "files"] {
@@ -94,7 +96,8 @@ impl Systemd {
             let source = Path::new("/lib/systemd/system").join(unit);
             fs::copy(&source, place(&format!("{UNITS}/{unit}"))).unwrap();
         }
-        // systemd needs its own group: only the host's root group may have processes and limit groups below it.
+        // systemd needs its own control group, with limits on subgroups. Only the host's root group may have both processes and
+        // limited subgroups.
         let group = MemoryGroup::new("carom-systemd").unwrap();
         fs::write(group.dir().parent().unwrap().join("cgroup.subtree_control"), "+pids").unwrap();
         let mut process = Command::new("unshare")
@@ -122,7 +125,7 @@ impl Systemd {
         systemd
     }
 
-    /// Returns a path as systemd's processes see it.
+    /// Returns the host's path for a path in systemd's root file system.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root", self.pid)).join(path.trim_start_matches('/'))
     }
@@ -136,8 +139,8 @@ impl Systemd {
     pub(crate) fn try_run(&self, command: &str) -> (bool, String) {
         let output = Command::new("nsenter")
             .args(["--target", &self.pid.to_string(), "--mount", "--pid", "--cgroup", "--uts", "--ipc"])
-            // In the rig, the root of the mount namespace is the root of the machine's first program. Use systemd's own root
-            // instead.
+            // Use systemd's root directory. In the rig, the root of the mount namespace is a different directory: that of the
+            // machine's first program.
             .args(["--root", "--wd"])
             .args(["sh", "-c", &format!("{{ {command}\n}} 2>&1")])
             .stdin(Stdio::null())
@@ -170,7 +173,7 @@ impl Systemd {
 
 impl Drop for Systemd {
     fn drop(&mut self) {
-        // Killing the first process ends all processes in its namespace.
+        // Killing the first process of a namespace also ends all its other processes.
         let _ = self.process.kill();
         let _ = self.process.wait();
         let start = Instant::now();
@@ -199,7 +202,7 @@ fn remove_groups_below(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Calls `look` until it returns a value.
+/// Calls `look` repeatedly until it returns a value. Fails after [`TIME`].
 pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {

@@ -44,7 +44,8 @@ fn call<const CALL: Opcode>(file: impl AsFd, name: &str, value: &[u8]) {
     unsafe { ioctl(file, update) }.unwrap();
 }
 
-/// Creates an interface that is up and has a host address. It is removed when its file is closed.
+/// Creates a tap interface of the host with this address, and sets it up. The kernel removes the interface when the returned
+/// file is closed.
 pub(crate) fn open_tap(name: &str, address: &str) -> File {
     let file = OpenOptions::new().read(true).write(true).open("/dev/net/tun").unwrap();
     call::<TUNSETIFF>(&file, name, &TAP_FLAGS.to_ne_bytes());
@@ -57,7 +58,7 @@ pub(crate) fn open_tap(name: &str, address: &str) -> File {
     file
 }
 
-/// Calls the API with all descriptors in one message. Returns status and body.
+/// Calls the API. Sends the request and all descriptors in one message. Returns status and body.
 pub(crate) fn put_with_descriptors(api: &Path, operation: &str, body: &Value, files: &[&File]) -> (u16, String) {
     let stream = UnixStream::connect(api).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
