@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Keeps a guest's CPU free of other work, for measurements of what the guest's kernel itself does.
 //!
-//! While the host handles a device interrupt on the guest's CPU, the guest does not run, but its clock continues. So the guest
-//! measures this time as its own. Without this module, the host's kernel sometimes uses the same CPU for the guest and for
-//! interrupts.
+//! The host's kernel sometimes uses the same CPU for the guest and for device interrupts. While the host handles an interrupt
+//! on this CPU, the guest does not run, but its clock continues. So the guest counts this time as its own work.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
-/// File with the CPU mask (hexadecimal) of interrupts that drivers request from now on (Linux
+/// File with the hexadecimal CPU mask for interrupts that drivers request later (Linux
 /// Documentation/core-api/irq/irq-affinity.rst).
 const DEFAULT_AFFINITY: &str = "/proc/irq/default_smp_affinity";
 
@@ -22,7 +21,7 @@ const DEFAULT_AFFINITY: &str = "/proc/irq/default_smp_affinity";
 pub(crate) struct Apart {
     /// CPUs on which this process may run.
     cpus: Vec<usize>,
-    /// vCPUs whose threads have been placed.
+    /// Numbers of the vCPUs whose threads have been placed.
     placed: BTreeSet<usize>,
     /// Previous contents of [`DEFAULT_AFFINITY`], if this value changed them.
     affinity: Option<String>,
@@ -45,8 +44,8 @@ impl Apart {
         Ok(Self { cpus, placed: BTreeSet::new(), affinity })
     }
 
-    /// Places the vCPU threads of VMM `pid` that have not been placed yet. vCPU 0 gets the last CPU, and each next vCPU gets
-    /// the CPU before. After the first CPU, the placement continues with the last CPU.
+    /// Places the vCPU threads of VMM `pid` that have not been placed yet. vCPU 0 gets the last CPU, vCPU 1 the second last
+    /// CPU, and so on. If there are more vCPUs than CPUs, the placement starts again with the last CPU.
     pub(crate) fn place(&mut self, pid: u32) {
         // Ignore errors, because the VMM or a thread may have ended.
         let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return };

@@ -19,7 +19,7 @@ use crate::events::{self, Event};
 use crate::initramfs::{self, Extra};
 use crate::vmm::Kernel;
 
-/// Interval between checks.
+/// Interval between checks of the API, the console and the process.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Maximum number of characters that a failed test prints of the console and of stderr.
@@ -42,7 +42,7 @@ pub fn exchange(socket: &Path, method: &str, path: &str, body: Option<&Value>) -
     let mut reader = BufReader::new(stream);
     let mut status = String::new();
     reader.read_line(&mut status)?;
-    let status = status.split(' ').nth(1).and_then(|code| code.parse().ok()).context("no status in the answer")?;
+    let status = status.split(' ').nth(1).and_then(|code| code.parse().ok()).context("no HTTP status in the answer")?;
     Ok((status, answer_body(&mut reader)?))
 }
 
@@ -82,7 +82,7 @@ fn spawn(site: &Site, dir: &Path, arguments: &[&str]) -> Result<Child> {
         .context("cannot start carom")
 }
 
-/// Running `carom --api-socket`, and the files of a guest to boot.
+/// Running process `carom --api-socket`, with the files of a guest to boot.
 pub struct ApiVmm {
     child: Child,
     dir: TempDir,
@@ -99,7 +99,7 @@ impl ApiVmm {
         Self::start_with(site, Kernel::Patched, job)
     }
 
-    /// Like [`ApiVmm::start`], with another kernel.
+    /// Like [`ApiVmm::start`], with this kernel instead of the patched kernel.
     ///
     /// # Errors
     /// Fails if the site lacks the kernel, Carom cannot be started, or its API does not answer.
@@ -307,7 +307,7 @@ impl Drop for ApiVmm {
     }
 }
 
-/// Returns the end of a text.
+/// Returns the last [`SHOWN`] characters of a text.
 fn end(text: &str) -> &str {
     let from = text.char_indices().rev().nth(SHOWN - 1).map_or(0, |(at, _)| at);
     &text[from..]

@@ -60,8 +60,8 @@ impl Background {
         self.running.ended()
     }
 
-    /// Returns what the VMM's threads are doing, as text for an error. If the VMM is Carom, this also sends the guest an NMI, so
-    /// the guest's kernel prints its position on the console and panics.
+    /// Returns a report on the VMM's threads, as text for an error. If the VMM is Carom, also sends the guest an NMI. The
+    /// guest's kernel then prints its position on the console and panics.
     #[must_use]
     pub fn stuck(&self) -> String {
         stuck::report(self.running.pid(), self.api.as_deref())

@@ -39,9 +39,9 @@ choose() { echo "$1" >"/sys/bus/pci/devices/$DEVICE/iommu_bounce/mode" || exit 9
 print_pool() { sed 's/^/CAROM-STAT-/' $(grep -lx "device $DEVICE" /sys/kernel/debug/iommu_bounce/*/stats); }
 "#;
 
-/// Shell functions that take the interface `CARD` up, send random bytes to the server and compare the returned bytes. `large`
-/// uses one connection with large packets, and `small` one with small packets. `several` uses four connections at the same
-/// time.
+/// Shell functions that set the interface `CARD` up, send random bytes to the server and compare the returned bytes. `large`
+/// uses one connection with large packets. `small` uses one connection with small packets. `several` uses four connections at
+/// the same time.
 const CARD_FUNCTIONS: &str = r#"
 CARD=eth0
 wait_for_card() {
@@ -74,7 +74,7 @@ several() {
 }
 "#;
 
-/// Address of an echo server, and of the guest that connects to it.
+/// Addresses of an echo server and of the guest that connects to it, and the number of bytes to send.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer<'a> {
     /// The guest's own address.
@@ -83,19 +83,19 @@ pub struct Peer<'a> {
     pub server: &'a str,
     /// The server's port.
     pub port: u16,
-    /// Bytes sent over one connection in large packets.
+    /// Number of bytes that the shell function `large` sends.
     pub bytes: u64,
 }
 
 impl Peer<'_> {
-    /// Returns the server in the network of a card of the rig.
+    /// Returns the addresses in the network of the rig's cards, with the rig's echo server.
     #[must_use]
     pub const fn of_the_rig(bytes: u64) -> Self {
         Peer { own: "10.0.2.15", server: "10.0.2.100", port: 7, bytes }
     }
 
-    /// Returns functions for a job that uses the card `eth0`. Call `wait_for_card` first, then `large`, `small` and `several`.
-    /// They print `CAROM-SAME` if all bytes came back unchanged.
+    /// Returns shell functions for a job that uses the card `eth0`. The job must call `wait_for_card` first. Then it can call
+    /// `large`, `small` and `several`, which print `CAROM-SAME` if all bytes came back unchanged.
     #[must_use]
     pub fn functions(&self) -> String {
         let Self { own, server, port, bytes } = self;
@@ -118,13 +118,13 @@ pub fn echo_server() -> io::Result<u16> {
     Ok(port)
 }
 
-/// Sends received bytes back. A guest may end at any time, so errors are ignored.
+/// Sends received bytes back. Ignores errors, because a guest may end at any time.
 fn echo(stream: &TcpStream) {
     let _ = io::copy(&mut { stream }, &mut { stream });
     let _ = stream.shutdown(Shutdown::Write);
 }
 
-/// Returns a job with verified I/O on the drive whose controller has the driver `driver`: `mib` MiB with `depth` requests in
+/// Returns a job with verified I/O on `mib` MiB of the drive whose controller has the driver `driver`, with `depth` requests in
 /// flight. Before the I/O, the job writes `choice` to the controller's `iommu_bounce/mode`.
 /// [`workload::check_verified`](crate::workload::check_verified) and [`figures`] read the output.
 #[must_use]
@@ -133,9 +133,9 @@ pub fn drive_job(driver: &str, choice: &str, mib: u32, depth: u32) -> String {
     format!("{FUNCTIONS}find_device block {driver}\nchoose {choice}\nstarted\n{verify}took\nprint_pool\n")
 }
 
-/// Returns a job that sends bytes to `peer` and back over the card with the driver `driver`, in large packets (timed) and in
-/// small packets. Before the I/O, the job writes `choice` to the card's `iommu_bounce/mode`. Afterwards it takes the card down.
-/// [`check_same`] and [`figures`] read the output.
+/// Returns a job that sends bytes to `peer` and back over the card with the driver `driver`, first in large packets and then in
+/// small packets. The job measures the time of the large packets. Before the I/O, it writes `choice` to the card's
+/// `iommu_bounce/mode`. At the end, it sets the card down. [`check_same`] and [`figures`] read the output.
 #[must_use]
 pub fn card_job(driver: &str, choice: &str, peer: &Peer<'_>) -> String {
     let functions = peer.functions();
@@ -164,17 +164,17 @@ pub fn check_same(outcome: &Outcome, cards: usize) -> Result<()> {
 pub struct Figures {
     /// Duration of the I/O.
     pub seconds: f64,
-    /// Mappings that bounced: single buffers, scatter-gather lists, and block requests as a whole.
+    /// Number of mappings that bounced. A mapping is a single buffer, a scatter-gather list or a whole block request.
     pub bounced: u64,
     /// Bytes copied to slots.
     pub copied_in: u64,
     /// Bytes copied from slots.
     pub copied_out: u64,
-    /// Mappings that did not bounce because of their DMA attributes.
+    /// Number of mappings that did not bounce because of their DMA attributes.
     pub refused_by_attributes: u64,
-    /// Sync calls for memory in slots.
+    /// Number of sync calls for memory in slots.
     pub syncs: u64,
-    /// WINDOW_ADD requests for chunks.
+    /// Number of chunks that the pool requested (WINDOW_ADD).
     pub chunk_adds: u64,
     /// Number of times that the kernel stopped skipping the device's sync calls because a mapping bounced.
     pub elision_lost: u64,
@@ -190,7 +190,7 @@ impl fmt::Display for Figures {
     }
 }
 
-/// Parses the output of the jobs of [`drive_job`] and [`card_job`], in the order of the jobs.
+/// Parses the output of jobs of [`drive_job`] and [`card_job`]. Returns the figures in the order of the jobs.
 ///
 /// # Errors
 /// Fails if a job printed an incomplete result.

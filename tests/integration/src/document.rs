@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-/// OpenAPI document with closed schemas: they allow only the properties that they name. For clients the schemas are open, so that
-/// later versions can add properties.
+/// OpenAPI document with closed schemas, which reject properties that they do not name. In the published document the schemas
+/// are open, so that later versions of Carom can add properties.
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     let mut document: Value = serde_json::from_str(include_str!("../../../docs/openapi.json")).expect("it is JSON");
     for schema in values(&mut document["components"]["schemas"]) {
@@ -46,8 +46,9 @@ pub(crate) fn check(method: &str, path: &str, status: u16, body: &str) -> Result
     Ok(())
 }
 
-/// Closes a schema and its inner schemas, so that they reject unknown properties. `used` is true if a value must match this
-/// schema alone. It is false if another schema contains this one (by `allOf` or `$ref`): then the other schema is closed instead.
+/// Closes a schema and its inner schemas, so that they reject unknown properties. If another schema includes this schema by
+/// `allOf` or `$ref`, `used` is false, and only the other schema is closed. Otherwise, a value must match this schema alone,
+/// and `used` is true.
 fn close(schema: &mut Value, used: bool) {
     let Value::Object(keywords) = schema else { return };
     let has = |keyword| keywords.contains_key(keyword);
@@ -77,7 +78,7 @@ fn values(value: &mut Value) -> Box<dyn Iterator<Item = &mut Value> + '_> {
 mod tests {
     use super::*;
 
-    /// Returns the error of the check of an answer to `vm.add-device`.
+    /// Checks an answer to `vm.add-device` that does not match the document, and returns the error.
     fn wrong(status: u16, body: &str) -> String {
         format!("{:#}", check("PUT", "/api/v1/vm.add-device", status, body).unwrap_err())
     }

@@ -6,7 +6,7 @@ use std::arch::asm;
 use std::fs;
 use std::path::Path;
 
-/// Start of the line that the emulator writes after mark 3.
+/// Start of the line that the plug-in writes for mark 3.
 const LINE: &str = "3 executed ";
 
 /// Returns the number of instructions that all CPUs of the machine have executed so far. The emulator appends its counts to

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The VMM's event stream (`--event-monitor path=FILE`): one JSON object after another, in Cloud Hypervisor's format.
+//! The VMM's event stream (`--event-monitor path=FILE`): a sequence of JSON objects in Cloud Hypervisor's format.
 
 use std::path::Path;
 
@@ -66,12 +66,12 @@ pub struct Counters {
     /// Parked chunks that a guest reused after a reset of the VM.
     #[serde(default)]
     pub unparked_chunks: u64,
-    /// Calls to the host that mapped memory.
+    /// Calls to the host's kernel that mapped memory.
     pub host_maps: u64,
-    /// Stopped device accesses that were or will be reported to the driver.
+    /// Number of stopped device accesses that the device has reported or will report to the guest's driver.
     #[serde(default)]
     pub faults: u64,
-    /// Stopped device accesses that are not reported, because there were too many.
+    /// Number of stopped device accesses that the device does not report, because there were too many.
     #[serde(default)]
     pub faults_dropped: u64,
 }
@@ -100,7 +100,7 @@ pub fn counters(events: &[Event]) -> Result<Vec<Counters>> {
     events
         .iter()
         .filter(|event| event.source == "virtio-iommu" && event.event == "counters")
-        .map(|event| Counters::deserialize(&event.properties).context("invalid event with counters"))
+        .map(|event| Counters::deserialize(&event.properties).context("invalid `counters` event"))
         .collect()
 }
 

@@ -23,10 +23,10 @@ use crate::vmm::{self, Device, Drive, Emulated, Kernel, Machine, Vmm};
 /// Kernel parameters of every guest: a console, and panics that end the guest.
 const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1 oops=panic unknown_nmi_panic";
 
-/// Line that the guest's first program (`/init` of the base initramfs) prints when it begins.
+/// Line that the guest's first program (`/init` of the base initramfs) prints at its start.
 pub const INIT_BEGIN: &str = "CAROM-INIT-BEGIN";
 
-/// Line that `/init` prints when the job has ended. The status follows.
+/// Start of the line that `/init` prints when the job has ended. The job's exit status follows.
 const JOB_EXIT: &str = "CAROM-JOB-EXIT ";
 
 /// Description of a guest.
@@ -35,7 +35,7 @@ pub struct Guest {
     name: String,
     vmm: Vmm,
     kernel: Kernel,
-    /// Description for the VMM. The paths of files that are created at the start are still missing.
+    /// Description for the VMM. It does not yet contain the paths of files that are created when the guest starts.
     machine: Machine,
     job: String,
     extras: Vec<Extra>,
@@ -314,7 +314,7 @@ impl Guest {
                 let times = if retries == 0 { "" } else { " once more" };
                 bail!("guest {} hung{times}; {stuck}{}", self.name, tail(&finished))
             }
-            Ended::GuestPanicked => bail!("the kernel of guest {} failed{}", self.name, tail(&finished)),
+            Ended::GuestPanicked => bail!("the kernel of guest {} panicked{}", self.name, tail(&finished)),
             Ended::Exited(_) if self.fell_over(&finished) => {
                 bail!("a triple fault reset guest {}{}", self.name, tail(&finished))
             }
@@ -388,7 +388,7 @@ impl Guest {
         Ok((finished, Seen { events: events::read(&machine.events)?, probes, executed_at_start, begun }))
     }
 
-    /// True if a triple fault reset a guest of Carom although its kernel does not use triple faults to restart.
+    /// True if Carom reset the guest after a triple fault, unless the guest's kernel restarts by triple faults (`reboot=t`).
     fn fell_over(&self, finished: &Finished) -> bool {
         finished.stderr.contains("triple fault; the guest is reset") && !self.machine.cmdline.contains("reboot=t")
     }
@@ -434,7 +434,7 @@ impl Guest {
             status.code().with_context(|| format!("the VMM of guest {} was killed: {status}", self.name))?;
         ensure!(vmm_status == 0, "the VMM of guest {} failed with status {vmm_status}{}", self.name, tail(&finished));
         let job_status = job_status(&finished.stdout)
-            .with_context(|| format!("guest {} ended; its job gave no status{}", self.name, tail(&finished)))?;
+            .with_context(|| format!("guest {} ended without its job's status{}", self.name, tail(&finished)))?;
         Ok(Outcome {
             counters: events::counters(&seen.events)?,
             events: seen.events,
@@ -452,9 +452,8 @@ impl Guest {
     }
 }
 
-/// True if a kernel supports mitigations of CPU vulnerabilities, which cost speed. A kernel without mitigations prints that it
-/// does not know `mitigations=off`, and printing causes hundreds of VM exits. The configuration of a kernel that this project
-/// builds is in the kernel's directory.
+/// True if a kernel supports `mitigations=off`. Other kernels would print a warning, which causes hundreds of VM exits. The
+/// kernel's directory contains its configuration if this project built the kernel. Otherwise, the result is true.
 fn has_mitigations(kernel: &Path) -> bool {
     let config = fs::read_to_string(kernel.with_file_name("config"));
     config.map_or(true, |config| config.lines().any(|line| line == "CONFIG_CPU_MITIGATIONS=y"))
@@ -494,8 +493,8 @@ fn emulator_failed(console: &str) -> bool {
     console.contains("PANIC: double fault") && (console.contains("RIP: 0010:entry_SYSCALL_64+0x0/") || interrupt())
 }
 
-/// True if QEMU ended with status 0 before the end of the job. QEMU runs a guest until it powers off or is reset. So a triple
-/// fault has reset the guest. The cause is the same as for [`emulator_failed`], but here the guest could not even handle the
+/// True if the VMM ended with status 0 before the job reported its status. Then a triple fault has reset the guest, and the VMM
+/// ends at a reset. The cause is the same as for [`emulator_failed`], but here the guest's kernel could not even handle the
 /// double fault.
 fn reset_without_a_word(finished: &Finished) -> bool {
     matches!(finished.ended, Ended::Exited(status) if status.success()) && job_status(&finished.stdout).is_none()
@@ -507,7 +506,7 @@ fn job_status(console: &str) -> Option<i32> {
     status.trim().parse().ok()
 }
 
-/// Returns the end of console and stderr, for an error.
+/// Returns the last lines of the console and of stderr, as a part of an error text.
 fn tail(finished: &Finished) -> String {
     let last = |text: &str, count: usize| -> String {
         let lines: Vec<&str> = text.lines().collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory limits that the host sets for VMMs, and swapping.
+//! Memory of the host: swap devices, memory limits of VMMs, and memory for DMA.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ impl MemoryGroup {
         &self.dir
     }
 
-    /// Adds a process. Memory that the process uses already stays charged to its previous group.
+    /// Adds a process. Memory that the process has already allocated stays charged to its previous group.
     ///
     /// # Errors
     /// Fails if there is no such process.
@@ -97,7 +97,7 @@ impl MemoryGroup {
         write(&self.dir.join("memory.max"), &bytes.to_string())
     }
 
-    /// Returns the bytes of anonymous memory and of memfds of the group's processes.
+    /// Returns the bytes of the group's anonymous memory and of its memfds.
     ///
     /// # Errors
     /// Fails if the value cannot be read.
@@ -114,7 +114,7 @@ impl MemoryGroup {
         self.read("memory.swap.current")?.trim().parse().context("memory.swap.current is not a number")
     }
 
-    /// Returns the number of processes that the kernel killed because the limit left no memory.
+    /// Returns the number of processes that the kernel killed because the group could not stay below its limit.
     ///
     /// # Errors
     /// Fails if the value cannot be read.
@@ -122,7 +122,7 @@ impl MemoryGroup {
         number_after(&self.read("memory.events")?, "oom_kill ")
     }
 
-    /// Returns how often the group was about to exceed the limit, so that the host reclaimed memory.
+    /// Returns how often the group reached the limit, so that the host had to reclaim memory.
     ///
     /// # Errors
     /// Fails if the value cannot be read.
@@ -188,7 +188,8 @@ impl DmaMemory {
         Ok(Self { pins, table_pages: number_after(&text, "nr_iommu_pages ").ok() })
     }
 
-    /// Waits until each current value is at most the value in `self`. The kernel frees page tables only after a moment.
+    /// Waits until each current value is at most the value in `self`. The wait is necessary because the kernel frees page
+    /// tables only after a moment.
     ///
     /// # Errors
     /// Fails if a current value is still larger after a minute.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Adds the guest's job and other files to the base initramfs: appends a second cpio archive. The kernel unpacks the second
+//! Adds the guest's job and other files to the base initramfs by appending a second cpio archive. The kernel unpacks the second
 //! archive over the first.
 //!
 //! Source: Linux `Documentation/driver-api/early-userspace/buffer-format.rst`. Several archives may follow each other, and

@@ -13,8 +13,8 @@ use crate::{Guest, Kernel, Outcome, Site};
 /// Kernel parameters that run the tests.
 const CMDLINE: &str = "kunit.enable=1 kunit.autorun=1 kunit.filter_glob=dma-bounce*";
 
-/// Lines of a job that print the results and the kernel's release, for [`check`]. Some kernels print the time at the start of
-/// each line, which the job removes.
+/// Lines of a job that print the results and the kernel's release, for [`check`]. The lines also remove the time that some
+/// kernels print at the start of each line.
 pub const JOB: &str = "dmesg | sed 's/^\\[[^]]*\\] //' | sed -n 's/^ *\\(ok\\|not ok\\) /CAROM-KUNIT \\1 /p'\necho \"CAROM-RELEASE $(uname -r)\"\n";
 
 /// Configures a guest to run the tests on two NUMA nodes with `mib` MiB each (Carom only). One node has both CPUs, because the
@@ -27,8 +27,8 @@ pub fn on_two_nodes(guest: Guest, mib: u32) -> Guest {
     guest.cmdline(CMDLINE).cpus(2).memory_mib(0).arguments(&arguments)
 }
 
-/// Source files with the test cases. All their cases must have run, with one exception: Linux 6.12 lacks the cases of the last
-/// file, because the block layer of 6.12 maps each request by a scatter-gather list.
+/// Source files with the test cases. All their cases must have run, except for the cases of the last file on Linux 6.12. Linux
+/// 6.12 lacks these cases, because its block layer maps each request by a scatter-gather list.
 static SOURCES: [&str; 8] = [
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-grow.c"),
@@ -88,7 +88,7 @@ fn wrong(lines: &[&str], expected: &[String], skipped: &[&str]) -> Vec<String> {
         match verdicts.get(name) {
             None => wrong.push(format!("{name} did not run")),
             Some(Verdict::Failed) => {}
-            Some(verdict) if *verdict != wanted => wrong.push(format!("{name} is {verdict:?} and not {wanted:?}")),
+            Some(verdict) if *verdict != wanted => wrong.push(format!("{name}: {verdict:?} instead of {wanted:?}")),
             Some(_) => {}
         }
     }
@@ -168,8 +168,8 @@ mod tests {
         for line in lines.iter_mut().filter(|line| line.ends_with(" sync_elision_test")) {
             *line += " # SKIP DMA API debugging never elides them";
         }
-        assert_eq!(wrong_of(&lines, &[]), ["sync_elision_test is Skipped and not Passed"]);
+        assert_eq!(wrong_of(&lines, &[]), ["sync_elision_test: Skipped instead of Passed"]);
         assert!(wrong_of(&lines, &["sync_elision_test"]).is_empty());
-        assert_eq!(wrong_of(&passed(), &["sync_elision_test"]), ["sync_elision_test is Passed and not Skipped"]);
+        assert_eq!(wrong_of(&passed(), &["sync_elision_test"]), ["sync_elision_test: Passed instead of Skipped"]);
     }
 }

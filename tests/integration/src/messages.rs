@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages over Unix sockets, with attached files, for the device servers that tests start.
+//! Messages with attached files over Unix sockets. The tests' device servers receive such messages.
 
 use std::fs::File;
 use std::io::IoSliceMut;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Probes: measurements of a VMM's cost for the host, at moments that the guest marks on its console.
+//! Probes: readings of counters that show a VMM's cost for the host. The guest requests each probe by a line on its console.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,13 +14,13 @@ use crate::{emulator_counts, kvm_counters};
 /// Start of a console line that requests a probe. The label of the probe follows.
 pub const PROBE: &str = "CAROM-PROBE ";
 
-/// Minimum size of a mapping that counts as guest RAM. The VMM itself has no mapping this large.
+/// Minimum size of a mapping of the VMM that counts as guest RAM. All other mappings of a VMM are smaller.
 const RAM: u64 = 128 << 20;
 
 /// Clock tick of proc_pid_stat(5): `USER_HZ` is 100 per second on x86-64.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Measurement at one moment.
+/// Counters at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Probe {
     /// Label of the probe, from the guest's console line.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs a VMM with a time limit, and watches its console file and its pinned memory. The VMM never outlives the run.
+//! Runs a VMM with a time limit, and watches its console file and its pinned memory. At the end of the run, kills the VMM if it
+//! still runs.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -16,7 +17,7 @@ use crate::stuck;
 /// Default interval between checks of a process.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
 
-/// Maximum time that a killed process takes to end. Unpinning a guest's memory takes seconds under emulation.
+/// Maximum time to wait for the end of a killed process. Unpinning a guest's memory takes seconds under emulation.
 const KILL_TIME: Duration = Duration::from_secs(30);
 
 /// Limits after which a process is killed.
@@ -53,11 +54,11 @@ pub struct Finished {
     pub peak_pinned_bytes: u64,
     /// Time from start to end.
     pub elapsed: Duration,
-    /// Report on what the process was doing, if it reached its time limit.
+    /// Report on the process's threads, if the process reached its time limit.
     pub stuck: Option<String>,
 }
 
-/// Console text that requests a report of the VMM's counters.
+/// Start of a console line with which the guest requests a report of the VMM's counters.
 const MARK: &str = "CAROM-MARK ";
 
 /// Runs `command` with its stdout in the file `console`.
@@ -71,8 +72,8 @@ pub fn run_limited(command: &mut Command, console: &Path, limits: Limits, api: O
     run_watched(command, console, limits, api, POLL, |_, _| {})
 }
 
-/// Like [`run_limited`], with a check of the process every `poll`. Each check calls `look` with the process ID and the complete
-/// lines on the console.
+/// Like [`run_limited`], but checks the process at intervals of `poll`. Each check calls `look` with the process ID and the
+/// complete lines on the console.
 ///
 /// # Errors
 /// Fails like [`run_limited`].
@@ -100,7 +101,7 @@ pub(crate) fn run_watched(
             child.signal(Signal::USR1)?;
         }
         if limits.stop_on_panic && watch.panicked() {
-            // Wait for the rest of the kernel's message.
+            // Wait until the kernel has printed the rest of its message.
             thread::sleep(Duration::from_secs(1));
             break Ended::GuestPanicked;
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Environment of guests: programs, kernels and devices, as the scripts export them.
+//! Environment of guests: programs, kernels and devices. The scripts export them as environment variables.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub struct Site {
     pub package: Option<PathBuf>,
     /// Static guest program that drives the edu device (`CAROM_EDU_DMA`).
     pub edu_dma: Option<PathBuf>,
-    /// Static guest program that works until the guest ends, and reports errors of this work (`CAROM_RESTORE_CHECK`).
+    /// Static guest program that checks that a restored guest continues correctly (`CAROM_RESTORE_CHECK`).
     pub restore_check: Option<PathBuf>,
     /// Static guest program that opens vsock connections (`CAROM_VSOCK`).
     pub vsock: Option<PathBuf>,

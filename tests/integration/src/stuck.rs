@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Report on a VMM whose guest hangs: the VMM's threads and KVM's counters, observed for a second. An NMI also makes the guest's
-//! kernel print its position and panic.
+//! Report on a VMM whose guest hangs, with the VMM's threads and KVM's counters over one second. An NMI to the guest also makes
+//! the guest's kernel print its position and panic.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

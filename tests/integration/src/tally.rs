@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Counts of guests that a run has started, and of guests that it had to start again.
+//! Counts of the guests that a run started, and of the guests that it had to restart.
 //!
 //! The counts are written to a file immediately, because the machine that runs the guests may die.
 
@@ -13,10 +13,10 @@ use anyhow::{Context, Result};
 /// Name of the file in the results directory.
 const FILE: &str = "started";
 
-/// Maximum number of restarted guests that is accepted in every run, however small.
+/// Number of restarted guests that is acceptable in every run, even in a small run.
 const FEW: usize = 2;
 
-/// Maximum percentage of restarted guests in larger runs.
+/// Percentage of restarted guests that is acceptable.
 const PERCENT: usize = 2;
 
 /// Guests of a run.

@@ -45,7 +45,7 @@ impl Vmm {
         matches!(self, Self::Carom | Self::Base)
     }
 
-    /// True if the site has the VMM. QEMU always exists, because the rig runs on it.
+    /// True if the site has the VMM. The function assumes that every host has QEMU, because the rig needs it.
     #[must_use]
     pub fn is_at(self, site: &Site) -> bool {
         match self {
@@ -195,7 +195,7 @@ pub(crate) struct Machine {
     pub(crate) landlock: bool,
     /// True if seccomp filters are on.
     pub(crate) seccomp: bool,
-    /// Copy of the VMM that the user may execute.
+    /// Copy of the VMM's program, if the VMM's user needs one.
     pub(crate) program: Option<PathBuf>,
     /// File that is read as the guest's console. The VMM's stdout goes to this file.
     pub(crate) console: PathBuf,
@@ -245,8 +245,8 @@ pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Result<Comman
                 .context("CAROM_BASE_VMM is not set; set it to the path of another build of Carom")?,
             machine,
         ),
-        // Use functions instead of a bridge: behind a bridge from PCI Express to PCI, DMA carries the bridge's address. QEMU's
-        // virtio-iommu ignores this, so the guest could not attach the devices behind the bridge.
+        // Use functions instead of a bridge. Behind a bridge from PCI Express to PCI, DMA carries the bridge's address. QEMU's
+        // virtio-iommu does not know this, so the guest could not attach devices behind the bridge.
         Vmm::Qemu => qemu(site, machine, "virtio-iommu-pci", Group::Functions),
         // Without caching mode, VFIO is not notified of new mappings.
         Vmm::QemuIntel => qemu(site, machine, "intel-iommu,caching-mode=on,intremap=off", Group::Bridge),
@@ -338,8 +338,8 @@ fn carom(site: &Site, program: &Path, machine: &Machine) -> Command {
     }
 }
 
-/// Returns the same command with a limit on locked memory and without the capability to exceed it. If `user` is set, the command
-/// runs as this user and group without capabilities.
+/// Returns `command` with a limit on locked memory, and without the capability to exceed this limit. If `user` is set, the
+/// command runs as this user and group without capabilities.
 fn limited(command: &Command, bytes: Option<u64>, user: Option<u32>) -> Command {
     let mut limited = Command::new("prlimit");
     limited.args(bytes.map(|bytes| format!("--memlock={bytes}"))).arg("setpriv");
@@ -355,7 +355,7 @@ fn limited(command: &Command, bytes: Option<u64>, user: Option<u32>) -> Command 
     limited
 }
 
-/// Returns the command of the site's template.
+/// Returns the command that the site's template for another VMM describes.
 fn other(site: &Site, machine: &Machine) -> Result<Command> {
     let vmm = site
         .other_vmm
@@ -383,7 +383,7 @@ fn other(site: &Site, machine: &Machine) -> Result<Command> {
     Ok(command)
 }
 
-/// Returns the same command in a control group, so that all of its memory is accounted there.
+/// Returns `command` in a control group, to which all its memory is charged.
 fn grouped(command: &Command, group: &Path) -> Command {
     let mut grouped = Command::new("sh");
     grouped.args(["-c", r#"echo $$ >"$0" && exec "$@""#]).arg(group.join("cgroup.procs"));
@@ -400,11 +400,12 @@ enum Group {
     Bridge,
 }
 
-/// Returns QEMU's command. QEMU has one IOMMU for the whole machine: if one device needs it, all devices are behind it.
+/// Returns QEMU's command. QEMU has one IOMMU for the whole machine. So if one device needs an IOMMU, all devices are behind
+/// the IOMMU.
 fn qemu(site: &Site, machine: &Machine, iommu: &str, group: Group) -> Command {
     let mut command = Command::new(site.qemu());
     command
-        // The machine's built-in AHCI controller has no drive, and the guest's driver would search for one at boot.
+        // sata=off: the machine's built-in AHCI controller has no drive, but at boot the guest's driver would search for one.
         .args(["-accel", "kvm", "-cpu", "host", "-machine", "q35,sata=off", "-nodefaults", "-no-user-config"])
         .args(["-display", "none", "-serial", "stdio", "-no-reboot"])
         .args(["-smp", &machine.cpus.to_string(), "-m", &format!("{}M", machine.memory_mib)])

@@ -15,8 +15,8 @@ use crate::Outcome;
 /// Measured block sizes, in the format of fio and of the report.
 pub const BLOCK_SIZES: [&str; 4] = ["4k", "16k", "64k", "128k"];
 
-/// First lines of a job that uses the NVMe drive. They wait for the drive, and end the job if it does not appear. The function
-/// `wait_for_nvme` can wait again after the drive was removed.
+/// First lines of a job that uses the NVMe drive. They wait for the drive, and end the job if it does not appear. After a
+/// removal of the drive, the job can call the function `wait_for_nvme` to wait for the drive again.
 pub const WAIT_FOR_NVME: &str = r#"
 wait_for_nvme() {
     i=0
@@ -87,14 +87,14 @@ pub struct MapTime {
     pub profiler: Option<ProfilerTime>,
 }
 
-/// Overhead of the function profiler: its time for the same number of calls to an empty function, in seconds per GiB read. This
-/// is a lower bound, because the empty function is called in a tight loop. So its code is always in the caches, unlike the code
-/// of the mapping functions.
+/// Overhead of the function profiler, in seconds per GiB read: the profiled time of the same number of calls to an empty
+/// function. This is a lower bound. The empty function is called in a tight loop, so the profiler's code is always in the
+/// caches, unlike during I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ProfilerTime {
-    /// Overhead for as many calls as the job made to functions that map.
+    /// Overhead of the calls to functions that map.
     pub map_s: f64,
-    /// Overhead for as many calls as the job made to functions that unmap.
+    /// Overhead of the calls to functions that unmap.
     pub unmap_s: f64,
 }
 
@@ -115,9 +115,9 @@ impl MapTime {
 /// Functions of `drivers/iommu/dma-iommu.c` in Linux 6.12 that map and unmap for a driver.
 const PROFILED: &str = "iommu_dma_map_page iommu_dma_map_sg iommu_dma_unmap_page iommu_dma_unmap_sg";
 
-/// Callers of [`PROFILED`]. They are profiled, too, so that the CPU has translated the pages of the profiler's own code and
-/// data shortly before it enters the functions of [`PROFILED`]. After a VM exit, the CPU must translate these pages again, and
-/// this time would otherwise count for the functions.
+/// Callers of [`PROFILED`]. After a VM exit, the CPU must translate the addresses of the profiler's code and data again. The
+/// callers are profiled too, so that the CPU does this before it enters the functions of [`PROFILED`]. Otherwise, the time
+/// would count for these functions.
 const CALLERS: &str = "dma_map_page_attrs dma_map_sgtable dma_unmap_page_attrs dma_unmap_sg_attrs";
 
 /// Entry points of interrupts (`arch/x86/kernel/irq.c`, `arch/x86/kernel/apic/apic.c`, `kernel/softirq.c`).
@@ -128,8 +128,8 @@ const CALLERS: &str = "dma_map_page_attrs dma_map_sgtable dma_unmap_page_attrs d
 /// profiler has recorded the call of an entry point.
 const INTERRUPTS: &str = "irq_enter_rcu __common_interrupt __sysvec_apic_timer_interrupt irq_exit_rcu";
 
-/// Function that is called for each write to `/dev/null` (`drivers/char/mem.c`). It returns immediately, so its profile shows the
-/// profiler's overhead.
+/// Function that is called for each write to `/dev/null` (`drivers/char/mem.c`). The function returns immediately, so its
+/// profiled time is the profiler's overhead.
 const EMPTY: &str = "write_null";
 
 /// Returns a job that reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`] for `seconds` after a
@@ -173,7 +173,7 @@ pub fn fio_results(outcome: &Outcome) -> Result<BTreeMap<String, Fio>> {
 /// 4 KiB random reads at depth 1. Each measurement runs for `seconds` after a warm-up of one second. [`pattern_results`]
 /// reads the results.
 ///
-/// First, the job writes the area of the drive that the measurements use. Later writes then need not allocate space in the
+/// First, the job writes the area of the drive that the measurements use. So the measured writes need not allocate space in the
 /// drive's image on the host.
 #[must_use]
 pub fn fio_patterns(seconds: u32) -> String {
@@ -227,12 +227,12 @@ pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
     Ok(Patterns { iops, read_latency_us: figure(number, errors).context("randread at 4k")? })
 }
 
-/// Returns a job that reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`], with the function
-/// profiler on the functions that map and unmap. [`map_times`] reads the results.
+/// Returns a job that reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`], while the function
+/// profiler measures the functions that map and unmap. [`map_times`] reads the results.
 ///
-/// The job reads `mib` MiB at the smallest block size and twice as much at each next size. Each size runs twice, and the
-/// second run counts. Most of the time in interrupts is excluded. Before the reads, the job measures the profiler's overhead
-/// with an empty function. The kernel needs `guest/config/profile.config`.
+/// The job reads `mib` MiB at the smallest block size and twice as much at each next size. Each size runs twice, and the second
+/// run counts. The measured time excludes most of the time in interrupts. Before the reads, the job measures the profiler's
+/// overhead with an empty function. The kernel needs `guest/config/profile.config`.
 #[must_use]
 pub fn fio_profiled(mib: u32) -> String {
     // Fields of a line of the profiler: function, number of calls, time in µs, and others.
@@ -249,8 +249,8 @@ pub fn fio_profiled(mib: u32) -> String {
         // A larger block size has fewer reads per MiB, but each buffer must be used many times, so read more MiB. Otherwise the
         // first use of each buffer, when the host allocates its memory, dominates the result.
         let mib = mib << step;
-        // The first round does not count, because the pool grows in this round. An emulator also translates the profiled
-        // functions then, because turning on the profiler changes their code. So the profiler stays on in both rounds.
+        // The first round does not count, because the pool grows in this round. In this round, an emulator also translates the
+        // profiled functions again, because the profiler has changed their code. So the profiler stays on in both rounds.
         job += &format!(
             "for round in 1 2; do\n\
              BEFORE=\"$(total iommu_dma_map) $(total iommu_dma_unmap)\"\n\
@@ -327,10 +327,9 @@ pub fn fio_verify_on(device: &str, mib: u32, depth: u32) -> String {
     )
 }
 
-/// Checks that [`fio_verify`] ran `times` times and succeeded each time.
+/// Checks that the jobs of [`fio_verify`] ran `times` times and succeeded each time.
 ///
-/// # Errors
-/// Fails if it did not run, found an error or checked nothing.
+/// # Errors Fails if the number of runs differs, or if a run found an error or checked nothing.
 pub fn check_verified(outcome: &Outcome, times: usize) -> Result<()> {
     let results: Vec<&str> = outcome.values("CAROM-VERIFY").collect();
     ensure!(

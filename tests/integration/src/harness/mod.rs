@@ -26,10 +26,10 @@ pub use record::{Done, Outcome, Record};
 
 use capture::Capture;
 
-/// Variable that selects tests. With the value `by_iommufd`, only tests with this attribute run.
+/// Environment variable that selects tests. With the value `by_iommufd`, only tests with the attribute `by_iommufd` run.
 pub const SELECTION: &str = "CAROM_TESTS";
 
-/// The program's own stderr. It stays usable while a test's output is captured.
+/// Duplicate of the program's stderr, for messages while a test's output is captured.
 static STDERR: OnceLock<File> = OnceLock::new();
 
 /// Test, as [`guest_test`] registers it.
@@ -43,7 +43,7 @@ pub struct GuestTest {
     pub needs: &'static [Need],
     /// Reason why a plain run skips the test, if it does.
     pub slow: Option<&'static str>,
-    /// True if the test runs again by IOMMUFD.
+    /// True if a run that uses IOMMUFD repeats the test.
     pub by_iommufd: bool,
     /// Test function. It panics if the test fails.
     pub run: fn(),
@@ -61,7 +61,7 @@ impl GuestTest {
         }
     }
 
-    /// Returns the reason why the test is skipped here, if it is.
+    /// Returns the reason if the test must be skipped here.
     fn left_out(&self, slow_too: bool) -> Option<String> {
         let lacking = self.needs.iter().find_map(|need| need.lacking());
         lacking.or_else(|| self.slow.filter(|_| !slow_too).map(|reason| format!("slow: {reason}")))
@@ -78,8 +78,8 @@ pub fn tell(text: &str) {
     };
 }
 
-/// Runs the registered tests that the command line selects. With a [`Record`] in the environment, skips the tests that this
-/// record contains as finished, and records the results of the others.
+/// Runs the registered tests that the command line selects. If the environment names a [`Record`], skips tests that are
+/// finished in this record, and records the results of the other tests.
 pub fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     if let Ok(own) = fcntl_dupfd_cloexec(stderr(), 3) {
@@ -111,7 +111,7 @@ fn trial(name: String, test: &'static GuestTest, arguments: &Arguments, record: 
         Some(reason) => Ok(Completion::ignored_with(reason)),
         None => run(&own_name, test.run, nocapture, record.as_ref().as_ref()),
     };
-    // With `--ignored`, the library runs only tests with this flag: the slow tests.
+    // With `--ignored`, the library runs only tests with this flag, so set the flag for slow tests.
     Trial::ignorable_test(name, runner).with_ignored_flag(arguments.ignored && test.slow.is_some())
 }
 
@@ -163,7 +163,7 @@ mod tests {
         assert!(lacking.left_out(true).unwrap().contains("CAROM_USB"));
     }
 
-    /// A program with this harness's main function would not run functions with Rust's own attribute.
+    /// Test programs with this harness's main function do not run functions with Rust's own attribute `#[test]`.
     #[test]
     fn no_guest_test_has_the_attribute_of_other_tests() {
         let mut rest = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")];
@@ -175,7 +175,7 @@ mod tests {
             }
             let text = fs::read_to_string(&path).unwrap();
             let wrong = text.lines().position(|line| line.trim() == "#[test]");
-            assert_eq!(wrong, None, "{}: `#[guest_test]` is the attribute here (line counted from 0)", path.display());
+            assert_eq!(wrong, None, "{}: use `#[guest_test]`, not `#[test]` (left: line, counted from 0)", path.display());
             files += 1;
         }
         assert!(files > 10, "{files} files");

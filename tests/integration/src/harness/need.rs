@@ -22,7 +22,7 @@ pub const DMSETUP: &str = "/usr/sbin/dmsetup";
 /// Service manager, from Debian's `systemd`.
 pub const SYSTEMD: &str = "/lib/systemd/systemd";
 
-/// Settings for injected failures of slab allocations (`CONFIG_FAILSLAB`).
+/// Directory with the settings for injected failures of slab allocations (`CONFIG_FAILSLAB`).
 pub const FAILING_ALLOCATIONS: &str = "/sys/kernel/debug/failslab";
 
 /// Variable or file by which a requirement is checked.
@@ -34,7 +34,8 @@ enum Place {
     Program(&'static str),
 }
 
-/// Devices, programs and services that the rig has and another host may lack. [`crate::Site`] describes the devices.
+/// Requirement of a test: a device, program or service that the rig has and another host may lack. [`crate::Site`] describes
+/// the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// QEMU's edu device.
@@ -81,7 +82,7 @@ pub enum Need {
     KataRuntime,
     /// The program that creates device-mapper devices.
     Dmsetup,
-    /// A service manager that can be started in namespaces.
+    /// The service manager systemd, which a test starts in namespaces.
     Systemd,
     /// A kernel that can inject allocation failures, such as the rig's kernel with IOMMUFD.
     FailingAllocations,
@@ -134,7 +135,7 @@ impl Need {
                 Self::Distribution | Self::Firmware | Self::Package | Self::TracePoints | Self::NewerTracePoints => {
                     "the files that"
                 }
-                _ => "a device that",
+                _ => "the device or directory that",
             };
             return Some(format!("needs {what} {variable} names"));
         }
@@ -151,7 +152,7 @@ mod tests {
     fn device_is_missing_if_no_variable_names_it() {
         assert_eq!(Need::Usb.lacking_of(|name| name == "CAROM_USB", |_| false), None);
         let lacking = |need: Need| need.lacking_of(|name| name == "CAROM_EDU", |_| true);
-        assert_eq!(lacking(Need::Usb).as_deref(), Some("needs a device that CAROM_USB names"));
+        assert_eq!(lacking(Need::Usb).as_deref(), Some("needs the device or directory that CAROM_USB names"));
         assert_eq!(lacking(Need::Distribution).as_deref(), Some("needs the files that CAROM_DISTRIBUTION names"));
     }
 

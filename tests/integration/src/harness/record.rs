@@ -46,13 +46,13 @@ impl Record {
     /// Variable that names the file.
     pub const VARIABLE: &'static str = "CAROM_TEST_RECORD";
 
-    /// Returns a record in this file, which need not exist.
+    /// Returns a record in this file. The file may be missing.
     #[must_use]
     pub fn new(path: &Path) -> Self {
         Self { path: path.into() }
     }
 
-    /// Returns the record that the environment names.
+    /// Returns the record that the environment variable names, if it is set.
     ///
     /// # Errors
     /// Fails if the file cannot be written.

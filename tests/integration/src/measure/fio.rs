@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cells: runs of fio on a guest's drive, with their cost for guest and host.
+//! Cells: runs of fio on a guest's drive, with counters of the cost for guest and host.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -33,13 +33,13 @@ pub const PATTERNS: [Pattern; 5] = [READ, WRITE, RANDREAD, RANDWRITE, RANDRW];
 /// End of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// After this time, in seconds.
+    /// The cell ends after this time, in seconds.
     Seconds(u32),
-    /// After this number of operations, or after 30 seconds.
+    /// The cell ends after this number of operations, at the latest after 30 seconds.
     Operations(u32),
 }
 
-/// Work of fio in one cell: direct I/O by libaio.
+/// Cell: the work of one run of fio, with direct I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cell {
     /// Access pattern.
@@ -94,7 +94,7 @@ impl Cell {
     pub fn estimate(&self) -> Duration {
         let seconds = match self.extent {
             Extent::Seconds(seconds) => f64::from(seconds),
-            // A strict guest does some 800 operations per second in the rig.
+            // In the rig, a guest in strict mode does about 800 operations per second.
             Extent::Operations(operations) => f64::from(operations) / 800.0,
         };
         Duration::from_secs_f64(seconds + 1.5)
@@ -114,7 +114,7 @@ impl Cell {
 }
 
 /// Returns the job of a guest that runs these cells on its NVMe drive, one after the other. First, the job writes all areas of
-/// the drive that the cells use. Later writes then need not allocate space in the drive's image on the host.
+/// the drive that the cells use. So the cells' writes need not allocate space in the drive's image on the host.
 ///
 /// The first process of fio wakes 95 times per second. Therefore, fio runs its jobs as threads of this process. If the jobs
 /// were processes with their own page tables, each wake would flush the guest's TLB twice on a CPU without PCID, such as the
@@ -124,7 +124,7 @@ pub fn job(cells: &[Cell]) -> String {
     job_on("/dev/nvme0n1", cells)
 }
 
-/// Like [`job`], by io_uring with registered buffers.
+/// Like [`job`], but fio uses io_uring with registered buffers.
 #[must_use]
 pub fn job_of_registered(cells: &[Cell]) -> String {
     job_with("/dev/nvme0n1", cells, |_| "engine=io_uring memory=--fixedbufs=1")
@@ -187,7 +187,7 @@ work --rw=write --bs=1M --iodepth=8 --numjobs={jobs} --offset_increment={AREA_MI
     job
 }
 
-/// Returns the results of the cells of [`job`], or the reasons for missing results.
+/// Returns the results of [`job`]: for each cell, the result or the reason why it is missing.
 #[must_use]
 pub fn results(outcome: &Outcome, cells: &[Cell]) -> Vec<Result<Done>> {
     (0..cells.len()).map(|number| result(outcome, number)).collect()
@@ -229,7 +229,7 @@ fn parse(line: &str, copied_bytes: f64, before: Probe, after: Probe) -> Result<D
     let field = |number: usize| fields.get(number - 1).copied().with_context(|| format!("field {number} is missing"));
     let number = |at: usize| field(at)?.parse::<f64>().with_context(|| format!("field {at} is not a number"));
     ensure!(field(5)? == "0", "fio reported error {}", field(5)?);
-    // IOPS times runtime in ms.
+    // Multiply the IOPS by the runtime in ms.
     let operations = |first: usize| Ok::<_, anyhow::Error>(number(first + 2)? * number(first + 3)? / 1000.0);
     let [reads, writes] = [6, 47].map(operations);
     let (reads, writes) = (reads?, writes?);

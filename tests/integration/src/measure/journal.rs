@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// step.
 const TRIES: usize = 3;
 
-/// Result of a step.
+/// Result of a step, which the journal stores.
 pub trait Sample: Clone + Serialize + DeserializeOwned {
     /// Key that identifies a step within a run.
     type Key: Clone + Debug + PartialEq + Serialize + DeserializeOwned;
@@ -35,7 +35,7 @@ pub trait Step {
     /// Returns the key of the step.
     fn key(&self) -> <Self::Sample as Sample>::Key;
 
-    /// Returns a line for the user.
+    /// Returns a short description of the step for the user.
     fn label(&self) -> String;
 
     /// Returns the estimated duration. After the first steps, their actual durations scale the estimates, so only the ratios
@@ -71,7 +71,7 @@ impl<S: Sample> Journal<S> {
         let file = OpenOptions::new().create(true).append(true).open(path);
         let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
         if !text.is_empty() && !text.ends_with('\n') {
-            // If the last line is incomplete, the line break keeps it apart from the next line.
+            // If the last line is incomplete, this line break separates it from the next line.
             file.write_all(b"\n").context("cannot write to the file of samples (--samples)")?;
         }
         Ok(Self { file, all: ended(&text) })
@@ -100,8 +100,9 @@ impl<S: Sample> Journal<S> {
         Ok(())
     }
 
-    /// Measures each step that is not in the file, and records its result. A failed step is recorded as failed, and the next
-    /// steps run. Prints each step to stderr with the estimated remaining time, based on the duration of the steps so far.
+    /// Measures each step without a result in the file, and records its result. If a step fails, records the failure and
+    /// continues with the next step. For each step, prints its label and the estimated remaining time to stderr. The estimate
+    /// is based on the duration of the steps so far.
     ///
     /// # Errors
     /// Fails if the file cannot be written.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Description of the machine, and versions of the programs.
+//! Description of the machine that measures, and versions of the programs.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::Site;
 
-/// Machine of a measurement.
+/// Machine on which a measurement ran.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// Physical machine.
     pub host: String,
     /// `tcg` or `kvm` for the rig, by its accelerator; `direct` without the rig; `native` without guests.
     pub rig: String,
-    /// Kernel with KVM and VFIO.
+    /// Name, release and version of the kernel that runs the VMM.
     pub kernel: String,
     /// RAM of each guest.
     pub guest_ram_bytes: u64,

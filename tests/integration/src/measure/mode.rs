@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Compared modes: a VMM, its virtual IOMMU, and the way in which the guest maps memory.
+//! Modes to compare. A mode is a VMM, a virtual IOMMU or none, and the method by which the guest's kernel maps memory.
 
 use carom_tools::peers::OtherVmm;
 
@@ -38,13 +38,13 @@ pub const QEMU_NO_VIOMMU: Mode = beside("qemu-no-viommu", Vmm::Qemu);
 pub const CH_NO_VIOMMU: Mode = beside("ch-no-viommu", Vmm::CloudHypervisor);
 /// Without an IOMMU, on the VMM of the site's template.
 pub const OTHER_NO_VIOMMU: Mode = beside("other-no-viommu", Vmm::Other);
-/// Strict mode: the guest unmaps each mapping when the mapping's I/O operation ends.
+/// Strict mode: the guest removes each mapping immediately after the I/O operation.
 pub const STRICT: Mode = behind("strict", Vmm::Carom, "iommu.strict=1");
 /// Strict mode, with bounce windows.
 pub const BOUNCE: Mode = Mode { name: "bounce", windows: true, ..STRICT };
-/// With bounce windows, and with the guest kernel for comparison ([`Kernel::Base`]).
+/// Like [`BOUNCE`], with the guest kernel for comparison ([`Kernel::Base`]).
 pub const BOUNCE_BASE: Mode = Mode { name: "bounce-base", kernel: Kernel::Base, ..BOUNCE };
-/// With bounce windows, on the other build of Carom for comparison.
+/// Like [`BOUNCE`], on the other build of Carom ([`Vmm::Base`]).
 pub const BOUNCE_BASE_VMM: Mode = Mode { name: "bounce-base-vmm", vmm: Vmm::Base, ..BOUNCE };
 /// Strict mode, on the other build of Carom.
 pub const STRICT_BASE_VMM: Mode = Mode { name: "strict-base-vmm", vmm: Vmm::Base, ..STRICT };
@@ -60,16 +60,17 @@ pub const BOUNCE_REPORTING: Mode = Mode {
     ..BOUNCE
 };
 
-/// The guest bounces through its own pages, which stay mapped like windows.
+/// The guest bounces through its own pages. These pages stay mapped between I/O operations, like windows.
 pub const GUEST_PAGES: Mode = behind("guest-pages", Vmm::Carom, "iommu.strict=1 iommu.bounce=auto");
-/// Lazy mode: the guest unmaps each mapping some time after the mapping's I/O operation.
+/// Lazy mode: the guest may remove a mapping some time after the I/O operation.
 pub const LAZY: Mode = behind("lazy", Vmm::Carom, "iommu.strict=0");
 /// Strict mode, on QEMU.
 pub const QEMU_STRICT: Mode = behind("qemu-strict", Vmm::Qemu, "iommu.strict=1");
 /// Strict mode, on Cloud Hypervisor.
 pub const CH_STRICT: Mode = behind("ch-strict", Vmm::CloudHypervisor, "iommu.strict=1");
 
-/// All modes. Modes to compare are next to each other, because the machine's speed drifts.
+/// All modes. Modes that are compared with each other are adjacent, so they run at nearly the same time. This matters because
+/// the machine's speed drifts.
 pub static MODES: [Mode; 14] = [
     NO_VIOMMU,
     NO_VIOMMU_BASE_VMM,

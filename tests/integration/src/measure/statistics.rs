@@ -13,12 +13,13 @@ pub fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 /// Returns the confidence interval of the median, with a probability of at least 95 % for any distribution. Returns `None` for
-/// fewer than six figures: even their whole range has a lower probability.
+/// fewer than six figures, because even the range of five figures contains the median with a lower probability.
 #[must_use]
 pub fn interval(figures: &[f64]) -> Option<(f64, f64)> {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);
-    // Each figure is below the median with probability 1/2, so the number of figures below it has a binomial distribution.
+    // Each figure is below the median with a probability of 1/2. So the number of figures below the median has a binomial
+    // distribution.
     let count = sorted.len();
     let (mut heads, mut below, mut outside) = (0.5f64.powi(i32::try_from(count).ok()?), 0.0, None);
     for (rank, left) in (0..count).zip((0..=count).rev()) {

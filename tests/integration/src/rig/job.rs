@@ -29,18 +29,18 @@ const DEVICES: [(&str, &str); 11] = [
     ("CAROM_NOT_VIABLE", "0000:00:08.0"),
 ];
 
-/// Device that emulators older than QEMU 8.0 lack.
+/// Variable for the igb card, which emulators older than QEMU 8.0 lack.
 const IGB: (&str, &str) = ("CAROM_IGB", "0000:03:00.0");
 
-/// File in the directory of `--out`, to which the emulator writes the counts between marks.
+/// File in the directory of `--out`. The emulator writes the counts of instructions between marks to this file.
 pub(super) const INSTRUCTIONS: &str = "instructions";
 
-/// Slot of the first drive of `--more-nvme`. The other drives follow.
+/// PCI slot of the first drive of `--more-nvme`. The other drives are in the next slots.
 pub(super) const FIRST_MORE_SLOT: u8 = 0x10;
-/// Slot of the drive of `--null-drive`, after the slots of `--more-nvme`.
+/// PCI slot of the drive of `--null-drive`, after the slots of `--more-nvme`.
 pub(super) const NULL_SLOT: u8 = 0x1c;
 
-/// Properties of this process and of the machine that the script depends on.
+/// Inputs for the script: properties of this process and of the machine.
 pub(super) struct Surroundings<'a> {
     /// Top of the checkout.
     pub(super) checkout: &'a Path,
@@ -121,7 +121,7 @@ pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>
     Ok(script)
 }
 
-/// True if the command always gets this variable.
+/// True if the command gets this variable of this process even without `--env`.
 fn is_passed(name: &OsStr) -> bool {
     match name.to_str() {
         Some("PATH" | "HOME" | "LANG" | "TERM") => true,
@@ -162,8 +162,8 @@ mod tests {
         output_of(options, environment, true)
     }
 
-    /// Runs the script for `options` as the machine does. The checkout's name contains a blank, a quote and a comma, and its
-    /// `vfio-bind` prints its arguments.
+    /// Runs the script for `options` as the machine would, and returns its output. The checkout's name contains a blank, a
+    /// quote and a comma, and its `vfio-bind` prints its arguments.
     fn output_of(options: &Options, environment: &[(&str, &str)], igb: bool) -> String {
         let dir = tempfile::tempdir().unwrap();
         let checkout = dir.path().join("a clone, it's $HOME");

@@ -40,10 +40,10 @@ const STARTS: usize = 3;
 const COMING_UP: Duration = Duration::from_secs(120);
 
 /// Time without a sign of life after which the machine counts as dead. The emulated CPUs sometimes wait for each other forever.
-/// If a CPU still takes interrupts, the kernel's own watchdogs panic after a minute, which ends the machine earlier.
+/// If a CPU still handles interrupts, the kernel's watchdogs cause a panic after a minute, which ends the machine earlier.
 const DEAD_AFTER: Duration = Duration::from_secs(100);
 
-/// Signal that is reported as the reason if the user ends the machine by keys.
+/// Signal number in [`End::Interrupted`] if the user ends the machine by keys.
 const SIGINT: u8 = 2;
 
 /// Size of the USB drive and of the AHCI drive.
@@ -113,7 +113,7 @@ struct Machine {
     /// Accelerator: `tcg` or `kvm`.
     accelerator: &'static str,
     keep_console: Option<PathBuf>,
-    /// True if the emulator exited with a status, and no signal ended it. Another start would end the same way.
+    /// True if the emulator exited by itself, without a signal. Then another start would end in the same way.
     refused: bool,
     dir: TempDir,
 }
@@ -214,7 +214,7 @@ impl Machine {
         Files(self.dir.path())
     }
 
-    /// True if the machine has begun to run the command.
+    /// True if the machine has booted and written to its status file.
     fn came_up(&self) -> bool {
         fs::metadata(self.files().control()).is_ok_and(|meta| meta.len() > 0)
     }

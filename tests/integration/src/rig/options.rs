@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Options of `scripts/rig`. The help text is in `help.txt`, which the script shows without building anything.
+//! Options of `scripts/rig`. The help text is in `help.txt`, so the script can show the text without building anything.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ pub struct Options {
     /// Memory of the machine.
     #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = size)]
     pub memory: String,
-    /// Host directory that the command can write to.
+    /// Host directory to which the command can write.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Variables for the command. A variable without a value gets its value from this process.

@@ -24,8 +24,8 @@ pub(super) struct Bind {
     pub(super) source: PathBuf,
 }
 
-/// Returns the bind mounts that make `paths` visible, both as written and without symbolic links. Leaves out missing paths, and
-/// paths that another bind mount contains.
+/// Returns the bind mounts that make `paths` visible in the machine, both as written and with symbolic links resolved. Leaves
+/// out missing paths, and paths that another bind mount already makes visible.
 pub(super) fn binds(paths: &[PathBuf]) -> Vec<Bind> {
     let mut binds = Vec::new();
     for path in paths {
@@ -63,7 +63,7 @@ fn is_hidden(path: &Path) -> bool {
     OWN.iter().any(|own| path.strip_prefix(own).is_ok_and(|rest| rest != Path::new("")))
 }
 
-/// Resolves `..` lexically.
+/// Removes `..` components together with the components before them, without reading the file system.
 fn without_dots(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for component in path.components() {

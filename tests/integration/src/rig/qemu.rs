@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! QEMU's arguments: the machine and its devices.
+//! QEMU's arguments for the machine and its devices.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ impl Files<'_> {
     pub(super) fn drives(&self) -> [PathBuf; 2] {
         ["nvme1.img", "nvme2.img"].map(|name| self.0.join(name))
     }
-    /// Drives of `--more-nvme`.
+    /// Images of the drives of `--more-nvme`.
     pub(super) fn more_drives(&self, count: u8) -> impl Iterator<Item = PathBuf> {
         (0..count).map(|number| self.0.join(format!("nvme-more{number}.img")))
     }
@@ -61,13 +61,14 @@ impl Files<'_> {
     }
 }
 
-/// Returns the arguments for the accelerator. With `icount`, the machine's clock advances 2 ns per instruction, and the clock
-/// skips times when all CPUs are idle.
+/// Returns the arguments for the accelerator. With `icount`, the machine's clock advances by 2 ns per instruction. When all
+/// CPUs are idle, the clock jumps to the next event.
 pub(super) fn accelerator(name: &str, icount: bool) -> Vec<&'static str> {
     if name == "kvm" {
         return vec!["-accel", "kvm", "-cpu", "host"];
     }
-    // -fsrm,-erms: emulated `rep movsb` copies byte by byte, so copying would cost ten times as much as on hardware.
+    // -fsrm,-erms: with these features, the kernel would copy memory by `rep movsb`. QEMU emulates this instruction byte by
+    // byte, so copying would be ten times as slow as on hardware.
     let mut all = vec!["-cpu", "max,+svm,+npt,-fsrm,-erms", "-accel"];
     if icount {
         all.extend(["tcg,thread=single,tb-size=1024", "-icount", "shift=1,sleep=off"]);
@@ -85,7 +86,7 @@ pub(super) fn plugin(file: &Path, out: &Path) -> Result<Vec<String>> {
     Ok(vec!["-plugin".into(), format!("file={},out={}", value(file)?, value(out)?)])
 }
 
-/// True if an emulator, given by its program and first arguments, has igb network cards. QEMU has them since 8.0.
+/// True if the emulator has igb network cards, like QEMU 8.0 and later. `emulator` contains its program and first arguments.
 ///
 /// # Errors
 /// Fails if the emulator does not start.
@@ -95,7 +96,7 @@ pub(super) fn has_igb(emulator: &[OsString]) -> Result<bool> {
     Ok(output.with_context(|| format!("cannot start {}", program.display()))?.status.success())
 }
 
-/// Returns all other arguments: the machine, its devices, its kernel and its shared directories. With `igb`, the machine has an
+/// Returns the arguments for the machine, its devices, its kernel and its shared directories. With `igb`, the machine has an
 /// igb card, which older emulators lack.
 ///
 /// # Errors
@@ -112,7 +113,8 @@ pub(super) fn arguments(
     let mut all = Arguments::default();
     all.add(&["-machine", "q35,kernel-irqchip=split", "-smp", "2", "-m", &options.memory]);
     all.add(&["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"]);
-    // QEMU 7.2's IOMMU has 39 address bits by default, so a guest could not map a device BAR above 39 bits.
+    // aw-bits: by default, QEMU 7.2's IOMMU has 39 address bits. A guest could not map a device BAR at an address of more than
+    // 39 bits.
     all.add(&["-device", "intel-iommu,intremap=on,aw-bits=48"]);
     all.add(&["-kernel", plain(&boot.kernel)?, "-initrd", plain(&files.initramfs())?]);
     all.add(&["-append", &command_line(boot.parameters)]);
@@ -135,8 +137,8 @@ pub(super) fn arguments(
     all.add(&["-blockdev", &backing, "-blockdev", &failing, "-device", "nvme,drive=nvme2,serial=carom2,addr=0x6"]);
     for ((path, slot), number) in files.more_drives(options.more_nvme).zip(FIRST_MORE_SLOT..).zip(0..) {
         all.add(&["-drive", &format!("file={},if=none,id=more{number},format=raw,cache=unsafe", file(path)?)]);
-        // Each drive has few interrupts: the machine's two CPUs have about 400 in total, and a VMM may request all interrupts of
-        // a device.
+        // Give each drive few interrupts. The machine's two CPUs have about 400 interrupt vectors in total, and a VMM may
+        // request all interrupts of a device.
         let interrupts = "max_ioqpairs=4,msix_qsize=5";
         all.add(&["-device", &format!("nvme,drive=more{number},serial=more{number},{interrupts},addr={slot:#x}")]);
     }
@@ -152,7 +154,7 @@ pub(super) fn arguments(
     }
     all.network("net");
     all.add(&["-device", "e1000e,netdev=net,addr=0xb,romfile="]);
-    // This card is behind a root port, because only root ports report errors of devices to the kernel.
+    // This card is behind a root port, because only root ports report errors of PCI Express devices to the kernel.
     all.add(&["-device", "pcie-root-port,id=root_port,chassis=1,addr=0xc", "-device", "e1000e,bus=root_port,romfile="]);
     all.add(&["-drive", &format!("file={},if=none,id=stick,format=raw,cache=unsafe", file(files.stick())?)]);
     all.add(&["-device", "qemu-xhci,id=usb,addr=0xd", "-device", "usb-storage,bus=usb.0,drive=stick"]);
@@ -161,13 +163,13 @@ pub(super) fn arguments(
     all.add(&["-drive", &format!("file={},if=none,id=sata,format=raw,cache=unsafe", file(files.sata())?)]);
     all.add(&["-device", "ich9-ahci,id=ahci,bus=ahci_port", "-device", "ide-hd,bus=ahci.0,drive=sata"]);
     if igb {
-        // The igb card has its own bus. On the first bus, its virtual functions would have the numbers of other devices.
+        // The igb card has its own bus. On the first bus, its virtual functions would have the same addresses as other devices.
         all.add(&["-device", "pcie-root-port,id=igb_port,chassis=3,addr=0xf"]);
         all.network("igb_net");
         all.add(&["-device", "igb,netdev=igb_net,bus=igb_port,romfile="]);
     }
-    // Two functions of one device share an IOMMU group. If the second function has a driver, the first function cannot be
-    // passed through.
+    // These two functions of one device share an IOMMU group. The first function cannot be passed through while the second
+    // function has a driver. Tests check the error.
     all.add(&["-device", "edu,addr=0x8.0,multifunction=on", "-device", "virtio-rng-pci,addr=0x8.1"]);
     // The swap device has slot 0x1d, after the slot of `--disk`. Linux names disks by the order of their addresses, and `--disk`
     // must be the first disk.
@@ -189,9 +191,9 @@ pub(super) fn arguments(
 
 /// Returns the kernel's parameters.
 fn command_line(parameters: &str) -> String {
-    // no_timer_check: on a busy host, the emulated timer can be too late for the kernel's check at boot, which panics.
-    // tsc=unstable: if the kernel trusts the emulated TSC, timers of its guests sometimes stop.
-    // softlockup_panic: the emulated CPUs sometimes wait for each other forever; a panic ends the machine before the time limit.
+    // no_timer_check: on a busy host, the emulated timer can be too late for the kernel's check at boot, and the kernel would
+    // panic. tsc=unstable: if the kernel trusts the emulated TSC, timers of its guests sometimes stop. softlockup_panic: the
+    // emulated CPUs sometimes wait for each other forever, and a panic ends the machine before its time limit.
     format!(
         "console=ttyS0 panic=-1 oops=panic softlockup_panic=1 hung_task_panic=1 watchdog_thresh=30 no_timer_check tsc=unstable \
          intel_iommu=on,sm_off mitigations=off quiet loglevel=4 {parameters}"
@@ -218,7 +220,7 @@ impl Arguments {
     }
 }
 
-/// Returns a path as a whole argument.
+/// Returns a path as an argument without other text.
 fn plain(path: &Path) -> Result<&str> {
     path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
 }

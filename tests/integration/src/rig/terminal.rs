@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 
-/// Interval between checks for the end.
+/// Interval between attempts to connect, and between checks for a requested stop.
 const POLL: Duration = Duration::from_millis(100);
 
 /// This key (Ctrl-]), pressed [`PRESSES`] times within [`PRESS_TIME`], ends the machine.
@@ -21,7 +21,7 @@ const ESCAPE: u8 = 0x1d;
 const PRESSES: usize = 3;
 const PRESS_TIME: Duration = Duration::from_secs(1);
 
-/// Terminal that is forwarded until this value is dropped.
+/// Connection of the user's terminal to the machine's console, until this value is dropped.
 pub(super) struct Terminal {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -65,7 +65,7 @@ impl Terminal {
             let _ = thread.join();
         }
         if let Some(modes) = self.modes.take() {
-            // If the terminal rejects its modes, nothing more can be done.
+            // Ignore an error, because the modes cannot be restored in another way.
             let _ = tcsetattr(io::stdin(), OptionalActions::Drain, &modes);
         }
     }
@@ -83,8 +83,8 @@ pub(super) fn window() -> Option<(u16, u16)> {
     (size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
 }
 
-/// Connects to the socket as soon as it exists. Then copies both ways until the other end closes the socket, or until a stop is
-/// requested.
+/// Connects to the socket as soon as it exists. Then copies data in both directions until the emulator closes the socket, or
+/// until a stop is requested.
 fn hand_on(path: &Path, shared: &Shared, input: impl AsFd + Read, mut output: impl Write) {
     let mut socket = loop {
         match UnixStream::connect(path) {
@@ -115,7 +115,7 @@ fn hand_on(path: &Path, shared: &Shared, input: impl AsFd + Read, mut output: im
                     if keys.ask_for_the_end(&bytes[..count], Instant::now()) {
                         shared.ended.store(true, Ordering::Relaxed);
                     }
-                    // This fails if the machine is just ending.
+                    // Ignore an error: the machine may just be ending.
                     let _ = socket.write_all(&bytes[..count]);
                 }
                 _ => input = None,

@@ -139,7 +139,7 @@ fn device_of_another_driver() {
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .find(|path| !fs::canonicalize(path.join("driver")).is_ok_and(|driver| driver.ends_with("vfio-pci")))
-        .expect("some device is not vfio-pci's");
+        .expect("the host has a PCI device that is not bound to vfio-pci");
     check(&["--device", &format!("path={}", unbound.display())], &["--device", "vfio-pci"]);
 }
 

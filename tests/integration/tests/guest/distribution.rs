@@ -156,7 +156,7 @@ fn stock_debian_installs_all_of_carom_from_a_repository() {
     assert_ne!(
         debian.try_run("test -e /usr/bin/carom || test -e /lib/systemd/system/carom@.service").0,
         0,
-        "nothing of the package is left"
+        "files of the package still exist after the purge"
     );
     debian.power_off();
 }

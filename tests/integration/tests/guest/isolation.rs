@@ -117,9 +117,9 @@ fn two_devices_of_a_domain_access_only_its_mappings() {
     let served = host.requests.minus(host.failed).map;
     assert!(served >= 2, "{host:?}");
     if SITE.iommufd {
-        assert_eq!(host.host_maps, served, "the host did not get one call per mapping for both devices: {host:?}");
+        assert_eq!(host.host_maps, served, "the VMM did not map each mapping by one call for both devices: {host:?}");
     } else {
-        assert!(host.host_maps > served, "the host did not get more calls than mappings: {host:?}");
+        assert!(host.host_maps > served, "the VMM did not map each mapping by one call per device: {host:?}");
     }
 }
 

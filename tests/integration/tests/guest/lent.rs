@@ -50,7 +50,7 @@ fn buffers_in_lent_memory(kernel: Kernel) {
         panic!("expected reports for three marks: {:?}", outcome.counters)
     };
     let buffers = grown(&outcome, "lent_buffers", "plain", "lent");
-    // Each of the two runs writes and reads 8 MiB, in buffers smaller than 48 KiB.
+    // Each of the two runs writes and reads 8 MiB, in buffers of less than 48 KiB on average.
     assert!(buffers > 600, "{buffers} buffers; console:\n{}", outcome.console);
     let maps = lent.requests.map - plain.requests.map;
     assert!(maps < buffers / 20, "{maps} MAPs for {buffers} buffers");

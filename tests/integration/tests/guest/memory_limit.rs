@@ -75,7 +75,7 @@ fn vmm_killed_at_its_memory_limit_loses_no_flushed_data() {
     assert!(pinned(&vmm) > 0, "nothing is pinned for the drive");
 
     group.limit(group.without_a_file().unwrap() + ROOM).unwrap();
-    assert_eq!(group.killed().unwrap(), 0, "a process was killed although there is room");
+    assert_eq!(group.killed().unwrap(), 0, "a process was killed before the guest filled memory");
     put(&vmm, "vm.power-button", &Value::Null);
     let status = vmm.wait(BOOT_TIME).unwrap();
 

@@ -17,7 +17,7 @@ fn e1000e(choice: &str) -> Figures {
 }
 
 fn igb(choice: &str) -> Figures {
-    let card = required(SITE.igb.as_ref(), "a network card of igb's (CAROM_IGB)");
+    let card = required(SITE.igb.as_ref(), "an igb network card (CAROM_IGB)");
     bytes_come_back(&format!("network-igb-{choice}"), card, "igb", choice, TRAFFIC)
 }
 

@@ -62,5 +62,5 @@ fn no_guest_resets_or_hangs_while_it_boots_and_prints() {
             outcome.console.len()
         ));
     }
-    assert!(again.is_empty(), "of {boots} guests these were reset or hung: {again:?}");
+    assert!(again.is_empty(), "of {boots} guests, these guests were reset or hung: {again:?}");
 }

@@ -125,8 +125,8 @@ fn number_after(file: &str, key: &str) -> u64 {
     number.unwrap_or_else(|| panic!("{file} has no {key}"))
 }
 
-/// Returns the number of merged pages of a process. This reads the pages' flags, because the kernel's counters include a
-/// written page until the next scan.
+/// Returns the number of merged pages of a process. This function reads the pages' flags, because the kernel's counters include
+/// a written page until the next scan.
 pub(crate) fn merged_pages(pid: u32) -> u64 {
     let proc = |name: &str| format!("/proc/{pid}/{name}");
     let (pagemap, flags) = (File::open(proc("pagemap")).unwrap(), File::open("/proc/kpageflags").unwrap());

@@ -20,8 +20,8 @@ const POLL: Duration = Duration::from_millis(50);
 /// Maximum time of each wait for systemd.
 const TIME: Duration = Duration::from_secs(60);
 
-/// Directory of units, which contains no unit of the host. The host's units would change the host's kernel: its modules, binary
-/// formats and parameters.
+/// Directory with all units of this systemd. Most of the host's units are missing here, because they would change the host's
+/// kernel: its modules, binary formats and parameters.
 const UNITS: &str = "etc/systemd/system";
 
 /// Targets that every service waits for. Here, these targets start no other units, except for the journal.
