@@ -22,7 +22,7 @@ use crate::vmm::Kernel;
 /// Interval between checks of the API, the console and the process.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Maximum number of characters that a failed test prints of the console and of stderr.
+/// Maximum number of characters that a failed test prints from the end of the console, and from the end of stderr.
 const SHOWN: usize = 4000;
 
 /// Maximum time for an answer. Answers to boot requests take longest: booting pins memory and loads files, which takes seconds
@@ -46,8 +46,8 @@ pub fn exchange(socket: &Path, method: &str, path: &str, body: Option<&Value>) -
     Ok((status, answer_body(&mut reader)?))
 }
 
-/// Reads the body of an answer whose status line has been read. Cloud Hypervisor keeps the connection open even if its
-/// client asks to close it, so only `Content-Length` in the header tells where the body ends.
+/// Reads the body of an answer whose status line has been read. Cloud Hypervisor keeps the connection open in spite of
+/// `Connection: close` in the request. So only `Content-Length` in the header tells where the body ends.
 fn answer_body(reader: &mut impl BufRead) -> Result<String> {
     let mut len = 0;
     loop {
@@ -296,7 +296,7 @@ impl ApiVmm {
 }
 
 impl Drop for ApiVmm {
-    /// Ends the process. If the test failed, first shows the output of guest and VMM.
+    /// If the test failed, shows the end of the guest's console and of the VMM's stderr. Then ends the process.
     fn drop(&mut self) {
         if thread::panicking() {
             eprintln!("end of the console:\n{}\nend of stderr:\n{}", end(&self.console()), end(&self.said()));

@@ -103,7 +103,7 @@ impl Peer<'_> {
     }
 }
 
-/// Starts an echo server on all addresses, which runs until this process ends. Returns its port.
+/// Starts an echo server on all addresses of this host, and returns the server's port. The server runs until this process ends.
 ///
 /// # Errors
 /// Fails if no port is available.

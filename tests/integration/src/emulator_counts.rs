@@ -16,12 +16,12 @@ pub(crate) fn executed(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.lines().rev().find_map(total)
 }
 
-/// Returns the total in a line.
+/// Returns the total of a line, if it is a line of mark 3.
 fn total(line: &str) -> Option<u64> {
     line.strip_prefix(LINE)?.rsplit(' ').next()?.parse().ok()
 }
 
-/// Executes the mark: a no-operation whose displacement contains the mark's number and the letters R, A, C.
+/// Executes mark 3: a no-operation instruction whose displacement contains the mark's number and the letters R, A, C.
 fn mark() {
     // SAFETY: the instruction does nothing.
     unsafe { asm!(".byte 0x0f, 0x1f, 0x84, 0x00, 3, 0x52, 0x41, 0x43", options(nomem, nostack, preserves_flags)) }

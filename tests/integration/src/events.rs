@@ -22,15 +22,15 @@ pub struct Event {
 /// Number of requests of each kind that the virtio-iommu device has served.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requests {
-    /// MAP.
+    /// MAP requests.
     pub map: u64,
-    /// UNMAP.
+    /// UNMAP requests.
     pub unmap: u64,
-    /// WINDOW_ADD.
+    /// WINDOW_ADD requests.
     pub window_add: u64,
-    /// WINDOW_DEL.
+    /// WINDOW_DEL requests.
     pub window_del: u64,
-    /// ATTACH.
+    /// ATTACH requests.
     pub attach: u64,
 }
 
@@ -68,10 +68,10 @@ pub struct Counters {
     pub unparked_chunks: u64,
     /// Calls to the host's kernel that mapped memory.
     pub host_maps: u64,
-    /// Number of stopped device accesses that the device has reported or will report to the guest's driver.
+    /// Number of stopped device accesses that the virtio-iommu has reported or will report to the guest's driver.
     #[serde(default)]
     pub faults: u64,
-    /// Number of stopped device accesses that the device does not report, because there were too many.
+    /// Number of stopped device accesses that the virtio-iommu does not report, because there were too many.
     #[serde(default)]
     pub faults_dropped: u64,
 }

@@ -70,7 +70,7 @@ pub struct Outcome {
     pub begun: Option<Duration>,
     /// Time from the VMM's start to its end.
     pub elapsed: Duration,
-    /// Number of earlier attempts to run this guest that hung or that the rig's emulator ended.
+    /// Number of earlier attempts to run this guest, in which the guest hung or the rig's emulator ended it.
     pub retries: u32,
 }
 
@@ -338,8 +338,8 @@ impl Guest {
         }
     }
 
-    /// Writes the guest's files and a shell script that starts its VMM to `dir`, and returns the script. Use this in tests
-    /// that examine the VMM's environment instead of the guest.
+    /// Writes the guest's files to `dir`, together with a shell script that starts the VMM. Returns the script's path. Use this
+    /// in tests that examine the VMM's environment instead of the guest.
     ///
     /// # Errors
     /// Fails if a file cannot be written.
@@ -493,8 +493,8 @@ fn emulator_failed(console: &str) -> bool {
     console.contains("PANIC: double fault") && (console.contains("RIP: 0010:entry_SYSCALL_64+0x0/") || interrupt())
 }
 
-/// True if the VMM ended with status 0 before the job reported its status. Then a triple fault has reset the guest, and the VMM
-/// ends at a reset. The cause is the same as for [`emulator_failed`], but here the guest's kernel could not even handle the
+/// True if the VMM ended with status 0 before the job reported its status. A VMM such as QEMU also ends when a triple fault
+/// resets the guest. The cause is the same as for [`emulator_failed`], but here the guest's kernel could not even handle the
 /// double fault.
 fn reset_without_a_word(finished: &Finished) -> bool {
     matches!(finished.ended, Ended::Exited(status) if status.success()) && job_status(&finished.stdout).is_none()

@@ -89,7 +89,7 @@ impl MemoryGroup {
         write(&self.dir.join("cgroup.procs"), &pid.to_string())
     }
 
-    /// Limits the memory of all processes in the group, in bytes. The host immediately reclaims memory above the limit.
+    /// Limits the total memory of the group's processes, in bytes. The host immediately reclaims memory above the limit.
     ///
     /// # Errors
     /// Fails if the host rejects the limit.
@@ -138,7 +138,7 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // An ended process leaves its group only after a moment.
+        // An ended process leaves its group only after a moment, so try repeatedly to remove the group.
         let start = Instant::now();
         while let Err(error) = fs::remove_dir(&self.dir) {
             if start.elapsed() > Duration::from_secs(60) {
@@ -168,9 +168,9 @@ pub fn pages_swapped_in() -> Result<u64> {
 /// Memory that the host's kernel keeps for DMA of devices: pinned pages and page tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaMemory {
-    /// References to pinned pages (`nr_foll_pin_acquired` minus `nr_foll_pin_released` of `/proc/vmstat`).
+    /// Number of references to pinned pages (`nr_foll_pin_acquired` minus `nr_foll_pin_released` of `/proc/vmstat`).
     pub pins: u64,
-    /// Pages of IOMMU page tables (`nr_iommu_pages`, Linux 6.11). `None` if the kernel does not count them.
+    /// Number of pages in IOMMU page tables (`nr_iommu_pages`, since Linux 6.11). `None` if the kernel does not count them.
     pub table_pages: Option<u64>,
 }
 
@@ -180,7 +180,8 @@ impl DmaMemory {
     /// # Errors
     /// Fails if the values cannot be read.
     pub fn now() -> Result<Self> {
-        // Each CPU keeps its own counts for a while. Reading this file makes the kernel add them to the sums.
+        // Each CPU keeps its own counts for a while. When this file is read, the kernel adds them to the sums in
+        // `/proc/vmstat`.
         let _ = fs::read("/proc/sys/vm/stat_refresh");
         let text = fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?;
         let acquired = number_after(&text, "nr_foll_pin_acquired ")?;

@@ -50,7 +50,7 @@ pub struct Finished {
     /// stderr.
     pub stderr: String,
     /// Maximum memory that the process had locked or pinned at any check, in bytes (`VmLck` and `VmPin` of proc_pid_status(5)).
-    /// VFIO's type 1 back end accounts to `VmLck`, iommufd to `VmPin`.
+    /// Memory that VFIO's type 1 back end pins counts in `VmLck`, and memory that iommufd pins counts in `VmPin`.
     pub peak_pinned_bytes: u64,
     /// Time from start to end.
     pub elapsed: Duration,

@@ -52,7 +52,7 @@ pub struct Site {
     pub restore_check: Option<PathBuf>,
     /// Static guest program that opens vsock connections (`CAROM_VSOCK`).
     pub vsock: Option<PathBuf>,
-    /// Kernel that only reads an I/O port by a string instruction (`CAROM_STRING_IO`).
+    /// Kernel whose only work is to read an I/O port by a string instruction (`CAROM_STRING_IO`).
     pub string_io: Option<PathBuf>,
     /// Static guest program for measurements with many guests (`CAROM_TENANT`).
     pub tenant: Option<PathBuf>,
@@ -108,8 +108,7 @@ pub struct Site {
 impl Site {
     /// Reads the site from the environment.
     ///
-    /// # Errors
-    /// Fails if a variable or a file is missing, and names it.
+    /// # Errors Fails if a variable or a file is missing. The error names the variable or the file.
     pub fn from_env() -> Result<Self> {
         let kernel_dir = existing("CAROM_GUEST_KERNEL")?;
         let site = Self {

@@ -197,12 +197,12 @@ pub(crate) struct Machine {
     pub(crate) seccomp: bool,
     /// Copy of the VMM's program, if the VMM's user needs one.
     pub(crate) program: Option<PathBuf>,
-    /// File that is read as the guest's console. The VMM's stdout goes to this file.
+    /// File that is read as the guest's console. The VMM's stdout is also this file.
     pub(crate) console: PathBuf,
 }
 
 /// Returns a command that boots a system from a raw disk image on `vmm`, with one vCPU and no other device. The guest's serial
-/// console is on stdout. The array has the paths of the kernel and of the initramfs.
+/// console is on stdout. The array contains the paths of the kernel and of the initramfs.
 ///
 /// # Errors
 /// Fails like [`command`].
@@ -231,7 +231,8 @@ pub fn boot_command(
     }
 }
 
-/// Returns a command that runs `machine` on `vmm`. The guest's serial console is on stdout or in its file.
+/// Returns a command that runs `machine` on `vmm`. The guest's serial console is the command's stdout or the file
+/// `machine.console`.
 ///
 /// # Errors
 /// Fails if the site lacks this VMM.
@@ -248,7 +249,7 @@ pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Result<Comman
         // Use functions instead of a bridge. Behind a bridge from PCI Express to PCI, DMA carries the bridge's address. QEMU's
         // virtio-iommu does not know this, so the guest could not attach devices behind the bridge.
         Vmm::Qemu => qemu(site, machine, "virtio-iommu-pci", Group::Functions),
-        // Without caching mode, VFIO is not notified of new mappings.
+        // Without caching mode, QEMU would not notify VFIO of the guest's new mappings.
         Vmm::QemuIntel => qemu(site, machine, "intel-iommu,caching-mode=on,intremap=off", Group::Bridge),
         // If the site names no program, use `cloud-hypervisor` from the PATH.
         Vmm::CloudHypervisor => {
@@ -375,7 +376,7 @@ fn other(site: &Site, machine: &Machine) -> Result<Command> {
     });
     let mut command = Command::new(&vmm.program);
     if vmm.has(Placeholder::Console) {
-        // The VMM's own messages on stdout would overwrite the console.
+        // Redirect the VMM's stdout to stderr, because its own messages on stdout would overwrite the console's file.
         command = Command::new("sh");
         command.args(["-c", r#"exec "$0" "$@" >&2"#]).arg(&vmm.program);
     }
@@ -414,7 +415,7 @@ fn qemu(site: &Site, machine: &Machine, iommu: &str, group: Group) -> Command {
         .arg("-initrd")
         .arg(&machine.initramfs)
         .args(["-append", &machine.cmdline]);
-    // QEMU must create the IOMMU before the devices: earlier devices are not behind the IOMMU.
+    // QEMU must create the IOMMU before the devices, because devices that it creates earlier are not behind the IOMMU.
     let emulated = machine.emulated.iter().any(Emulated::is_behind_the_iommu);
     if emulated || machine.devices.iter().any(|device| device.iommu) || !machine.drives.is_empty() {
         command.args(["-device", iommu]);
@@ -451,8 +452,8 @@ impl Emulated {
         *iommu
     }
 
-    /// Returns QEMU's arguments. A disk has its own thread and io_uring, like Carom's. A card does not use vhost-net, because the
-    /// other VMMs do not use it either.
+    /// Returns QEMU's arguments. A disk has its own thread and uses io_uring, like Carom's disks. A card does not use
+    /// vhost-net, because the other VMMs do not use vhost-net either.
     fn qemu(&self, number: usize) -> Vec<String> {
         let platform = if self.is_behind_the_iommu() { "on" } else { "off" };
         let driver = format!("disable-legacy=on,iommu_platform={platform}");

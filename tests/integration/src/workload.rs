@@ -122,8 +122,8 @@ const CALLERS: &str = "dma_map_page_attrs dma_map_sgtable dma_unmap_page_attrs d
 
 /// Entry points of interrupts (`arch/x86/kernel/irq.c`, `arch/x86/kernel/apic/apic.c`, `kernel/softirq.c`).
 ///
-/// Without the profiler's option `graph-time`, the time in these functions is not counted for the interrupted function. With fast
-/// drives, an interrupt sometimes completes other requests, including their copies. However, the time of the interrupted
+/// Without the profiler's option `graph-time`, the time in these functions is not counted for the interrupted function. With
+/// fast drives, an interrupt sometimes completes other requests and copies their data. However, the time of the interrupted
 /// function still includes the VM exit at the start of an interrupt. It also includes the part of an interrupt before the
 /// profiler has recorded the call of an entry point.
 const INTERRUPTS: &str = "irq_enter_rcu __common_interrupt __sysvec_apic_timer_interrupt irq_exit_rcu";
@@ -299,7 +299,7 @@ pub fn map_times(outcome: &Outcome) -> Result<BTreeMap<String, MapTime>> {
     Ok(times)
 }
 
-/// Parses the numbers of a line. All must be above 0.
+/// Parses the numbers of a line. Fails unless all numbers are above 0.
 fn positive<const N: usize>(line: &str) -> Result<[f64; N]> {
     let numbers: Vec<f64> =
         line.split(' ').map(str::parse).collect::<Result<_, _>>().with_context(|| format!("profile {line:?}"))?;
@@ -364,7 +364,7 @@ pub const TO_DEVICE: Mapping = Mapping { to_device: true, ..FROM_DEVICE };
 pub const FROM_DEVICE_TWO_THREADS: Mapping = Mapping { threads: 2, ..FROM_DEVICE };
 
 impl Mapping {
-    /// Returns the name of the parameters on the console.
+    /// Returns the name that identifies these parameters on the console.
     fn key(self) -> String {
         format!("{}-{}-{}", if self.to_device { "TO" } else { "FROM" }, self.threads, self.pages)
     }
@@ -379,7 +379,7 @@ impl Mapping {
 /// Returns a job that binds the NVMe drive to the kernel's `dma_map_benchmark`, and maps and unmaps for `seconds` with each of
 /// these parameters. [`dma_map_result`] reads the results. The drive is not usable afterwards.
 ///
-/// If there are windows, the job enables them for the device, because this driver does not request them.
+/// If the guest has windows, the job enables bouncing for the device, because this driver does not opt in.
 #[must_use]
 pub fn dma_map_benchmark(seconds: u32, mappings: &[Mapping]) -> String {
     let mut job = r#"

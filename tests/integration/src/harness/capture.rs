@@ -17,7 +17,7 @@ pub(super) struct Capture {
 
 impl Capture {
     pub(super) fn start() -> io::Result<Self> {
-        // Earlier output belongs to the real stdout.
+        // Write earlier output to the real stdout.
         io::stdout().flush()?;
         let file = tempfile::tempfile()?;
         let stdout = fcntl_dupfd_cloexec(io::stdout(), 3)?;

@@ -175,7 +175,7 @@ mod tests {
             }
             let text = fs::read_to_string(&path).unwrap();
             let wrong = text.lines().position(|line| line.trim() == "#[test]");
-            assert_eq!(wrong, None, "{}: use `#[guest_test]`, not `#[test]` (left: line, counted from 0)", path.display());
+            assert_eq!(wrong, None, "{}: use `#[guest_test]`, not `#[test]` (line counted from 0)", path.display());
             files += 1;
         }
         assert!(files > 10, "{files} files");

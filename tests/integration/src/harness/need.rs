@@ -10,7 +10,7 @@ const AER_INJECT: &str = "/dev/aer_inject";
 /// virtiofsd of Debian 12's `qemu-system-common`.
 pub const VIRTIOFSD: &str = "/usr/lib/qemu/virtiofsd";
 
-/// QEMU's storage daemon, from the same package.
+/// QEMU's storage daemon, also from Debian's `qemu-system-common`.
 pub const STORAGE_DAEMON: &str = "/usr/bin/qemu-storage-daemon";
 
 /// QEMU's program for images, from Debian's `qemu-utils`.
@@ -48,13 +48,13 @@ pub enum Need {
     SecondDrive,
     /// A second NVMe drive whose reads fail at a known offset.
     FailingDrive,
-    /// A network card with a server that echoes.
+    /// A network card whose network has an echo server.
     Net,
     /// A device below a root port, and the kernel module `aer_inject`, which injects errors of this device.
     ErrorInjection,
     /// A USB controller with a drive.
     Usb,
-    /// An igb network card with a server that echoes.
+    /// An igb network card whose network has an echo server.
     Igb,
     /// An AHCI controller with a drive.
     Ahci,
@@ -78,7 +78,7 @@ pub enum Need {
     QemuImg,
     /// A block device to which the host may swap.
     Swap,
-    /// A directory with the programs of Kata Containers' runtime. The user must build them by hand.
+    /// A directory with the programs of Kata Containers' runtime. The user must build these programs.
     KataRuntime,
     /// The program that creates device-mapper devices.
     Dmsetup,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Record of finished tests. Each result is written immediately, so that another machine can continue if this one dies.
+//! Record of finished tests. Each result is written immediately, so that another machine can continue the tests if this machine
+//! dies.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -117,7 +118,7 @@ impl Done {
         self.count(Outcome::Passed) + self.count(Outcome::Failed)
     }
 
-    /// Returns the test that has begun and is not finished.
+    /// Returns the test that has begun but has not finished.
     #[must_use]
     pub fn at_hand(&self) -> Option<&str> {
         self.0.iter().find(|(_, (outcome, _))| *outcome == Outcome::Started).map(|(test, _)| test.as_str())

@@ -30,7 +30,7 @@ pub const RANDRW: Pattern = Pattern { name: "randrw", options: "--rw=randrw --rw
 /// All patterns.
 pub const PATTERNS: [Pattern; 5] = [READ, WRITE, RANDREAD, RANDWRITE, RANDRW];
 
-/// End of a cell.
+/// Condition that ends a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
     /// The cell ends after this time, in seconds.
@@ -39,7 +39,7 @@ pub enum Extent {
     Operations(u32),
 }
 
-/// Cell: the work of one run of fio, with direct I/O.
+/// Cell: one run of fio with direct I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cell {
     /// Access pattern.
@@ -50,7 +50,7 @@ pub struct Cell {
     pub depth: u32,
     /// Number of jobs. Each uses its own area of the drive.
     pub jobs: u8,
-    /// End of the cell.
+    /// Condition that ends the cell.
     pub extent: Extent,
 }
 

@@ -163,7 +163,7 @@ mod tests {
     }
 
     /// Runs the script for `options` as the machine would, and returns its output. The checkout's name contains a blank, a
-    /// quote and a comma, and its `vfio-bind` prints its arguments.
+    /// quote and a comma. In this checkout, `vfio-bind` only prints its arguments.
     fn output_of(options: &Options, environment: &[(&str, &str)], igb: bool) -> String {
         let dir = tempfile::tempdir().unwrap();
         let checkout = dir.path().join("a clone, it's $HOME");

@@ -81,7 +81,7 @@ impl End {
     }
 }
 
-/// Runs the command of `options` in its own machine. The command's output appears on stdout and stderr immediately.
+/// Runs the command of `options` in a new emulated machine. The command's output appears on stdout and stderr immediately.
 ///
 /// # Errors
 /// Fails if the machine cannot be prepared. The end of the run is not an error.
@@ -379,7 +379,7 @@ fn nested_kvm_works(dir: &Path) -> bool {
     (has("svm") || has("vmx")) && ["Y", "1"].contains(&nested.trim()) && kvm::works(dir)
 }
 
-/// Inputs of the emulator's start.
+/// Inputs for starting the emulator.
 struct Start<'a> {
     /// Emulator with its first arguments.
     emulator: &'a [OsString],
