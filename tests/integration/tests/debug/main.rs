@@ -156,8 +156,8 @@ fn drivers_keep_the_rules(guest: impl FnOnce(&str) -> Guest, jobs: Jobs<'_>) {
     assert_eq!(figures.len(), jobs.len(), "console:\n{}", outcome.console);
     for ((_, driver, _), figures) in jobs.iter().zip(figures) {
         println!("{driver}: {figures}");
-        // Each device transfers at least BYTES bytes. The first mappings may not bounce, because the pool has no chunk yet, so
-        // require only half of the bytes.
+        // Each device transfers at least BYTES bytes. The first mappings might not bounce, because the pool has no chunk yet,
+        // so require only half of the bytes.
         assert!(figures.copied_in > BYTES / 2, "{driver}: {figures:?}");
     }
 }
@@ -459,9 +459,9 @@ bind_nvme
 
 #[guest_test]
 fn guest_sleeps_with_chunks_backed() {
-    // Suspends as far as the kernel's test mode of suspend (`pm_test`) permits: all drivers and the platform suspend and
-    // resume. The NVMe driver of Linux 6.12 freezes its queues in one work item and thaws them in another. KNOWN excludes
-    // lockdep's reports about this.
+    // Use the kernel's test mode of suspend (`pm_test`), in which all drivers and the platform suspend and then resume. The
+    // NVMe driver of Linux 6.12 freezes its queues in one work item and thaws them in another. KNOWN excludes lockdep's reports
+    // about this.
     let verify = workload::fio_verify(4, 32);
     let work = format!(
         r#"

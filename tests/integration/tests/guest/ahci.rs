@@ -21,8 +21,8 @@ fn sata_drive_is_left_alone_by_default() {
 fn every_byte_of_a_bounced_sata_drive_is_right() {
     let figures = verified("on");
 
-    // The job writes and reads 4 MiB in mixed sizes, so well over 200 requests bounce. Only the first requests may not bounce,
-    // because the pool has no chunk yet.
+    // The job writes and reads 4 MiB in mixed sizes, so well over 200 requests bounce. Only the first requests might not
+    // bounce, because the pool has no chunk yet.
     assert!(figures.bounced > 200, "{figures:?}");
     // Before a read, the kernel copies the buffer to the slot, because this driver does not promise that the drive overwrites
     // the whole buffer.

@@ -19,8 +19,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{self, create_and_boot, info};
 use crate::support::SITE;
 
-/// Job that prints 2000 lines. Then it prints the terminal's size for the typed line `size`, ends for `end`, and echoes other
-/// lines.
+/// Job that prints 2000 lines. Then it reads typed lines. It answers `size` with the terminal's size, ends after `end`, and
+/// echoes other lines.
 const JOB: &str = r#"
 seq 1 2000 | sed 's/^/CAROM-LINE /'
 echo CAROM-READY

@@ -109,7 +109,7 @@ fn debian_with_a_patched_kernel_bounces_its_devices_dma() {
     debian.log_in();
     works(&mut debian, net);
 
-    // File system on the passed-through drive: written data must still exist after remounting.
+    // Create a file system on the passed-through drive. Written data must still exist after remounting.
     debian.run("mkfs.ext4 -q -F /dev/nvme0n1 && mount /dev/nvme0n1 /mnt && head -c 48M /dev/urandom >/root/bytes");
     let before = debian.iommu_counters();
     debian.run("cp /root/bytes /mnt && umount /mnt && mount /dev/nvme0n1 /mnt && cmp /root/bytes /mnt/bytes");

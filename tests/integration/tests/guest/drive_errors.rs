@@ -16,7 +16,8 @@ const CASES: usize = 9;
 fn drive_and_job(then: &str) -> (&'static str, String) {
     let drive = required(SITE.nvme.get(1), "a second NVMe drive (CAROM_NVME2)");
     let bad = required(SITE.nvme2_bad.as_ref(), "an offset at which reads of this drive fail (CAROM_NVME2_BAD)");
-    // Without huge pages, a large buffer consists of several physical ranges. Kernel messages must not interrupt the results.
+    // Without huge pages, a large buffer consists of several physical ranges. The results are printed from a file, so that
+    // kernel messages do not interrupt them.
     let job = format!(
         "{WAIT_FOR_NVME}echo never >/sys/kernel/mm/transparent_hugepage/enabled\n\
          nvme-check /dev/nvme0n1 {bad} >/tmp/checked && right=1\n\

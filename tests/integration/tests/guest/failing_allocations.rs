@@ -136,7 +136,7 @@ fn in_each_part_of_all(failing: &FailingAllocations, mut act: impl FnMut(&str)) 
     failing.stop();
 }
 
-/// Like [`in_each_part_of_all`], but each failing allocation is one of the thread that creates devices and snapshots.
+/// Like [`in_each_part_of_all`], but only allocations of the thread that creates devices and snapshots fail.
 fn in_each_part_of_control(vmm: &ApiVmm, mut act: impl FnMut(&str)) {
     let thread = control(vmm);
     assert!(fail_nth(&thread, NEVER_NTH));

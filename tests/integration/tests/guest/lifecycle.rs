@@ -257,8 +257,7 @@ fn refused_domain_leaves_the_old_domain_on_the_newer_kernel() {
     refused_domain_leaves_the_old_one("refused-newer", Kernel::Newer);
 }
 
-/// Checks that two devices keep their previous domains, with all mappings, after the VMM has rejected other domains. The guest
-/// has no windows.
+/// Checks that two devices work in their previous domains after the VMM has rejected other domains. The guest has no windows.
 ///
 /// The drive bounces through guest pages. The drive's pool unmaps them before the VMM receives the request for the other
 /// domain. For the edu device, the test driver leaves a page mapped. The device reads and writes this page each time the driver

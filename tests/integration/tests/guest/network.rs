@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Passed-through network cards, whose DMA is small, fast and bidirectional. Their drivers have not opted in to bouncing.
-//! The e1000e driver maps each receive buffer. The igb driver keeps its pages mapped and synchronises parts of them.
+//! Passed-through network cards, which do many small DMA transfers in both directions. The drivers of these cards have not
+//! opted in to bouncing. The e1000e driver maps each receive buffer. The igb driver keeps its pages mapped and synchronises
+//! parts of them.
 
 use carom_integration::devices::Figures;
 use carom_integration::harness::guest_test;
@@ -32,7 +33,7 @@ fn every_byte_of_a_bounced_network_card_is_right() {
 
     // Each packet, sent or received, needs at least one mapping.
     assert!(figures.bounced > TRAFFIC / 1500, "{figures:?}");
-    // The first packets may not bounce, because the pool has no chunk yet.
+    // The first packets might not bounce, because the pool has no chunk yet.
     let least = TRAFFIC / 2;
     assert!(figures.copied_in > least && figures.copied_out > least, "{figures:?}");
 }

@@ -126,7 +126,7 @@ fn io_is_verified_and_bounced_on_the_newer_kernel() {
 
 #[guest_test]
 fn windows_are_rejected_if_uncached() {
-    // Without the page attribute table, the MTRRs silently determine the caching of BAR mappings.
+    // Without the page attribute table, the MTRRs silently make mappings of BARs uncached. So the guest must not use windows.
     let job = format!(
         "{WAIT_FOR_NVME}{}echo \"CAROM-POOLS $(ls /sys/kernel/debug/iommu_bounce 2>/dev/null | wc -l)\"\n{COMPLAINTS}",
         workload::fio_verify(2, 16)

@@ -26,7 +26,7 @@ pub(crate) fn rounds(few: usize) -> usize {
 }
 
 /// Returns a job that reads 4k blocks for some seconds, repeatedly. The job runs `rounds` rounds after a first round that does
-/// not count. At most two rounds are too few for a measurement, so the rounds are then shorter.
+/// not count. If `rounds` is at most 2, the rounds are shorter, because they only test the metrics.
 fn job(rounds: usize) -> String {
     let seconds = if rounds > 2 { 4 } else { 2 };
     format!(

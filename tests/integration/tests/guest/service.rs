@@ -43,7 +43,7 @@ fn machine(dir: &Path, name: &str, options: &str) -> (String, PathBuf) {
     (format!("etc/carom/{name}.conf"), file)
 }
 
-/// Returns Carom's process in a control group. The group also contains a thread of KVM, which is not Carom's process.
+/// Returns Carom's process in a control group. The group also contains a worker of KVM.
 fn process(group: &Path) -> u32 {
     let text = fs::read_to_string(group.join("cgroup.procs")).unwrap();
     let mut processes = text.lines().map(|line| line.parse().unwrap());
@@ -108,7 +108,7 @@ fn unit_of_the_package_runs_a_bouncing_drive_within_limits() {
     let user: u32 = systemd.run("id -u carom").trim().parse().unwrap();
     assert!((1..1000).contains(&user), "user {user} is not a system user");
 
-    // Here the service's user cannot open /dev/kvm. In Debian, the user can, as a member of the file's group.
+    // Here, the service's user cannot open /dev/kvm. In Debian, the user can open the file as a member of its group.
     let said = systemd.refused("carom@threads");
     assert!(said.contains("/dev/kvm: Permission denied"), "{said}");
     let _kvm = Lent::new("/dev/kvm".into(), user);

@@ -72,10 +72,10 @@ pub(crate) fn assert_no_complaint(outcome: &Outcome) {
     assert_eq!(number(outcome, "CAROM-COMPLAINTS"), 0, "console:\n{}", outcome.console);
 }
 
-/// Returns a device of the site that a test needs, or panics.
+/// Returns the value `what` of the site, such as a device's address. Panics if the site lacks the value.
 pub(crate) fn required<'site>(what: Option<&'site String>, name: &str) -> &'site str {
     what.unwrap_or_else(|| panic!("this test needs {name}"))
 }
 
-/// Bytes of a MiB.
+/// Number of bytes in a MiB.
 pub(crate) const MIB: u64 = 1 << 20;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The VMM as an unprivileged user who owns the files that it needs (`docs/unprivileged.md`).
+//! VMM that runs as an unprivileged user. The user owns the files that the VMM needs (`docs/unprivileged.md`).
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
@@ -27,7 +27,7 @@ impl Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // This fails only if the file is gone.
+        // This fails only if the file has been removed.
         let _ = chown(&self.0, Some(self.1), None);
     }
 }

@@ -27,7 +27,7 @@ fn card_server(tap: &File, socket: &Path, options: &[&str]) -> KilledOnDrop {
     serve(&mut command, socket)
 }
 
-/// Waits until the guest has `times` more times received all its bytes unchanged from the host.
+/// Waits for `times` more transfers in which the guest gets all bytes back unchanged.
 fn wait_for_traffic(vmm: &ApiVmm, times: usize) {
     let before = vmm.console().matches("CAROM-SAME large").count();
     vmm.wait_for("CAROM-SAME large", before + times, BOOT_TIME).unwrap();

@@ -110,7 +110,7 @@ fn take_call(vmm: &ApiVmm, listener: &UnixListener) {
 
 fn serve(vmm: &ApiVmm) -> UnixListener {
     let path = vmm.dir().join(format!("vsock_{CALLED}"));
-    // The socket file of an earlier server still exists.
+    // Remove the socket file of an earlier server, if it exists.
     let _ = fs::remove_file(&path);
     UnixListener::bind(path).unwrap()
 }

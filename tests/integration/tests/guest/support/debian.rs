@@ -23,7 +23,7 @@ use super::SITE;
 /// Interval between checks of the console and of the process.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Maximum time until the login. It takes minutes in an emulated machine on a busy host.
+/// Maximum time until the login. The boot takes minutes in an emulated machine on a busy host.
 const BOOT_TIME: Duration = Duration::from_secs(420);
 
 /// Maximum time for a command, and for the end of the machine.

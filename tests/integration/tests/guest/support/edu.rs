@@ -49,7 +49,7 @@ pub(crate) const ATTACK_ON_VICTIM: [&str; 5] =
 
 /// Commands of edu-dma for accesses to mapped and unmapped memory. [`assert_reaches_mapped`] checks the results.
 pub(crate) const REACH_MAPPED: [&str; 19] = [
-    // Mapped memory works in both directions.
+    // The device can read and write mapped memory.
     "map 0x100000 rw",
     "fill 0x100000 0x5a",
     "load 0x100000",

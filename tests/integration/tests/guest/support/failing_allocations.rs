@@ -36,8 +36,8 @@ impl FailingAllocations {
         Self(())
     }
 
-    /// Fails one allocation of the [marked](subject) threads: the first allocation after they have allocated this amount from
-    /// `allocator`. The slab allocator counts bytes, and the page allocator counts pages.
+    /// Fails one allocation of the [marked](subject) threads: the first allocation after they have allocated `bytes` bytes from
+    /// `allocator`. For the page allocator, `bytes` is a number of pages.
     pub(crate) fn once_after(&self, allocator: Allocator, bytes: u64) {
         let place = PLACES[allocator as usize];
         self.stop();

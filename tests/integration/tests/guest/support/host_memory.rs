@@ -108,7 +108,7 @@ impl Collapsing {
     }
 }
 
-/// Returns the bytes of a process in transparent huge pages that are mapped as such (`AnonHugePages` of proc_pid_smaps(5)).
+/// Returns the bytes of a process that its page tables map as huge pages (`AnonHugePages` of proc_pid_smaps(5)).
 pub(crate) fn in_huge_pages(pid: u32) -> u64 {
     number_after(&format!("/proc/{pid}/smaps_rollup"), "AnonHugePages:") << 10
 }
