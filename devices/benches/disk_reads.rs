@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Benchmark of the time that a disk's thread needs for a 4 KiB read from the host's page cache. Each turn has 1, 16 or 64 reads in flight.
+//! Benchmark of the CPU time that a disk's thread needs for a 4 KiB read from the host's page cache. In each turn, the driver submits 1, 16
+//! or 64 reads together, and the disk serves them.
 
 use std::time::Duration;
 
@@ -18,8 +19,8 @@ fn reads(criterion: &mut Criterion) {
             bencher.iter_custom(|rounds| {
                 let turns = rounds.div_ceil(at_a_time.into()).clamp(LEAST, 10 * LEAST);
                 let mut took: Vec<Duration> = (0..turns).map(|_| load.turn(at_a_time)).collect();
-                // Report the median turn, which excludes delays by other programs on the host. Scale this time to the number of reads that
-                // Criterion requested.
+                // Report the time of the median turn, so that delays by other programs on the host have no effect. Scale this time to the
+                // number of reads that Criterion requested.
                 took.sort_unstable();
                 took[took.len() / 2].mul_f64(rounds as f64 / f64::from(at_a_time))
             });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Cost of a memory access by an emulated device behind the virtio-iommu, with few and with many mappings. For comparison, the benchmark
+//! Benchmark of memory reads by an emulated device behind the virtio-iommu, with 1 to 1,000,000 mappings. For comparison, the benchmark
 //! also measures a device that is not behind the IOMMU.
 
 use std::sync::Arc;
@@ -33,7 +33,8 @@ fn mapped(mappings: u64) -> DeviceMemory {
 
 /// Advances `next` to another mapping, and reads 64 bytes from this mapping.
 fn read(memory: &DeviceMemory, next: &mut u64, mappings: u64, stride: u64) {
-    // This step visits all mappings, in an order that is neither ascending nor descending.
+    // 611,953 has no common factor with any value of `mappings`, so repeated steps visit all mappings. The order is neither ascending nor
+    // descending.
     *next = (*next + 611_953) % mappings;
     let mut bytes = [0; 64];
     memory.view().read_slice(&mut bytes, GuestAddress(*next * stride)).expect("the range is mapped");

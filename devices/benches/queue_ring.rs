@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Cost of recording the last requests to a virtqueue for crash reports. In each turn, the device side of a queue takes, walks and returns
-//! chains of two buffers. Turns with and without recording alternate within one measurement.
+//! Benchmark of a virtqueue with and without the recording of its last requests for crash reports. In each turn, the device side of the
+//! queue takes descriptor chains of two buffers, walks the chains and returns them.
 
 use std::time::Instant;
 
@@ -13,8 +13,8 @@ const TURN: u16 = 64;
 /// Minimum number of turns of a measurement.
 const LEAST: u64 = 15;
 
-/// Makes two measurements: first of turns without recording, then of turns with recording. In each measurement, turns of both variants
-/// alternate, but only the turns of one variant are timed.
+/// Makes two measurements. Each measurement alternates turns without and with recording. The first measurement counts only the time of
+/// turns without recording, and the second only the time of turns with recording.
 fn with_and_without(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("chain");
     let mut loads = [QueueLoad::new(false), QueueLoad::new(true)];
@@ -32,8 +32,8 @@ fn with_and_without(criterion: &mut Criterion) {
                         }
                     }
                 }
-                // Report the median turn, which excludes delays by other programs on the host. Scale this time to the number of chains that
-                // Criterion requested.
+                // Report the time of the median turn, so that delays by other programs on the host have no effect. Scale this time to the
+                // number of chains that Criterion requested.
                 took.sort_unstable();
                 took[took.len() / 2].mul_f64(rounds as f64 / f64::from(TURN))
             });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Cost of recording the last requests to the virtio-iommu for crash reports. The engine handles pairs of MAP and UNMAP, with a mapper that
-//! does nothing. Turns with and without recording alternate within one measurement.
+//! Benchmark of virtio-iommu requests with and without their recording for crash reports. In each turn, the engine handles pairs of MAP and
+//! UNMAP requests. The engine's mapper does nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,8 +55,8 @@ impl Pairs {
     }
 }
 
-/// Makes two measurements: first of turns without recording, then of turns with recording. In each measurement, turns of both variants
-/// alternate, but only the turns of one variant are counted.
+/// Makes two measurements. Each measurement alternates turns without and with recording. The first measurement counts only the time of
+/// turns without recording, and the second only the time of turns with recording.
 fn with_and_without(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("map_unmap");
     let (mut pairs, ring) = (Pairs::new(), RequestRing::new());

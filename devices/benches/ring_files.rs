@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! CPU time of io_uring reads of 4 KiB from the page cache. Two rings read the same file, and only one of the rings has the file
-//! registered. Turns of both rings alternate within one measurement. At the end, the benchmark prints the CPU time without registration,
-//! divided by the CPU time with registration.
+//! Benchmark of the CPU time of 4 KiB io_uring reads from the page cache. Two rings read the same file, and only one of the rings has
+//! registered the file. Each measurement alternates turns of the two rings. For each number of reads in flight, the benchmark then prints a
+//! ratio: the CPU time without registration, divided by the CPU time with registration.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -44,7 +44,7 @@ impl Reader {
         Self { ring, file, is_registered, pages: vec![[0; PAGE]; MOST], next: 0 }
     }
 
-    /// Creates a read of the file's next page into the memory page at `place`.
+    /// Returns an io_uring entry that reads the file's next page into `self.pages[place]`.
     fn read(&mut self, place: usize) -> squeue::Entry {
         let page = self.pages[place].as_mut_ptr();
         let offset = (self.next * PAGE) as u64;
@@ -99,8 +99,8 @@ fn reads(criterion: &mut Criterion) {
                         slower.push(both[0].div_duration_f64(both[1]));
                         took.push(both[measured]);
                     }
-                    // Report the median turn, which excludes delays by other programs on the host. Scale this time to the number of reads
-                    // that Criterion requested.
+                    // Report the CPU time of the median turn, so that delays by other programs on the host have no effect. Scale this time
+                    // to the number of reads that Criterion requested.
                     middle(&mut took).mul_f64(rounds as f64 / TURN as f64)
                 });
             });

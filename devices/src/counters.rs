@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Counters of devices. A device names each of its counters once, in [`counters!`].
+//! Counters of devices. Each device defines its counters with [`counters!`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Count that never decreases.
+/// Named count that never decreases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
     /// Name, such as `requests`.
@@ -20,8 +20,8 @@ pub(crate) fn count(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }
 
-/// Defines the counters of a device from their names and help texts. Generates two structures. The first structure holds values of the
-/// counters at one moment. The device's threads update the second structure, `Counts`.
+/// Defines the counters of a device from their names and help texts. Generates two structures: `Counts` holds the counters that the
+/// device's threads update, and `$values` holds the values that one read of `Counts` returned.
 macro_rules! counters {
     ($(#[$about:meta])* $values:ident { $($name:ident: $help:literal,)* }) => {
         $(#[$about])*
@@ -31,7 +31,7 @@ macro_rules! counters {
         }
 
         impl $values {
-            /// Returns all counters.
+            /// Returns all counters with their names, help texts and values.
             pub fn all(&self) -> Vec<$crate::counters::Counter> {
                 vec![$($crate::counters::Counter { name: stringify!($name), help: $help, value: self.$name },)*]
             }
@@ -44,7 +44,7 @@ macro_rules! counters {
         }
 
         impl Counts {
-            /// Reads all counters.
+            /// Returns the current values of all counters.
             pub(super) fn read(&self) -> $values {
                 $values { $($name: self.$name.load(std::sync::atomic::Ordering::Relaxed),)* }
             }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! File descriptors of this process. A guest can make the process open descriptors. A reserve of descriptors stays free for API clients,
-//! files of hotplugged devices, snapshots and resets.
+//! Limits on file descriptors of this process. A guest can make the process open descriptors. So a reserve, which guests cannot use, stays
+//! free for API clients, files of hotplugged devices, snapshots and resets.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -11,7 +11,7 @@ use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Maximum size of the reserve.
+/// Maximum number of descriptors in the reserve.
 const MOST_RESERVED: u64 = 128;
 
 /// Minimum number of descriptors that the kernel's descriptor table has room for after [`prepare`].
@@ -33,8 +33,8 @@ pub fn prepare() {
     drop(i32::try_from(last).map(|last| fcntl_dupfd_cloexec(io::stdin(), last)));
 }
 
-/// Checks that a descriptor just opened for a guest is below the reserve. The kernel assigns the lowest free number. So the descriptor's
-/// number is at most the number of open descriptors.
+/// Checks that a descriptor, which was just opened for a guest, is not in the reserve. The reserve consists of the highest numbers below
+/// the limit on descriptors. The kernel assigns the lowest free number to a new descriptor.
 ///
 /// # Errors
 /// `EMFILE` if the descriptor is in the reserve, as if the limit on descriptors was reached. The caller must close the descriptor.
@@ -59,7 +59,7 @@ pub struct Shortage {
 /// the number of open descriptors is unknown.
 pub fn shortage(wanted: u64) -> Option<Shortage> {
     let limit = getrlimit(Resource::Nofile).current?;
-    // The kernel assigns the lowest free number, so this number counts the open descriptors.
+    // The kernel assigns the lowest free number to the eventfd, so all lower numbers belong to open descriptors.
     let next = EventFd::new(EFD_NONBLOCK).ok()?;
     shortage_of(u64::try_from(next.as_raw_fd()).ok()?, wanted, limit)
 }

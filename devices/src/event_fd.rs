@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Offset value of `preadv2` for the current position.
+/// Offset that makes `preadv2` read from the current position.
 const HERE: u64 = u64::MAX;
 
 /// Returns the eventfd's descriptor.
@@ -32,7 +32,7 @@ pub fn has_fired(event: &EventFd) -> bool {
     }
 }
 
-/// Resets the counter of the eventfd.
+/// Resets the counter of the eventfd to 0.
 pub fn forget(event: &EventFd) {
     let mut count = [0; 8];
     // With `NOWAIT`, the read fails instead of blocking if the counter is 0. Ignore this failure, because the counter is then reset

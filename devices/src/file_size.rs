@@ -9,8 +9,8 @@ use rustix::process::{Resource, getrlimit};
 /// Ways to raise the limit.
 const REMEDY: &str = "raise the limit with ulimit -f unlimited, or with LimitFSIZE=infinity in a systemd unit";
 
-/// Returns a hint to append to an error's text. The hint is empty unless the error is EFBIG. Unlike [`explain`], it needs no
-/// getrlimit(2), which some thread roles do not allow.
+/// Returns a hint to append to an error's text. The hint is empty unless the error is EFBIG. Unlike [`explain`], this function does not
+/// call getrlimit(2), which some thread roles do not allow.
 pub fn hint(error: &io::Error) -> &'static str {
     if error.raw_os_error() != Some(libc::EFBIG) {
         return "";
@@ -18,7 +18,7 @@ pub fn hint(error: &io::Error) -> &'static str {
     " (the file would exceed RLIMIT_FSIZE or the limit of its file system; see ulimit -f, or LimitFSIZE= in a systemd unit)"
 }
 
-/// If `error` is EFBIG, adds the limit and its remedy to the error. Returns any other error unchanged.
+/// If `error` is EFBIG, adds the limit, and the ways to raise it, to the error's text. Returns any other error unchanged.
 ///
 /// The calling thread's role must allow getrlimit(2).
 pub fn explain(error: io::Error) -> io::Error {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Device memory that is visible to the guest. Other devices can access this memory.
+//! Device memory that is visible to the guest. Other devices can access this memory by DMA.
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -21,7 +21,7 @@ struct VisibleSlot {
     slot: u32,
     /// Keeps the memory mapped in this process as long as the slot exists.
     range: DeviceRange,
-    /// True if the slot is about to be removed. Devices can no longer map it.
+    /// True if the slot is about to be removed. New IOMMU mappings of its memory then fail.
     removing: bool,
 }
 
@@ -77,7 +77,7 @@ impl GuestVisibleMemory {
         }
     }
 
-    /// Returns the range that holds these `len` bytes at `address` of this process, and their offset in the range.
+    /// Returns the range that contains the `len` bytes at `address` in this process, and the offset of `address` in the range.
     pub(crate) fn at_host(&self, address: usize, len: usize) -> Option<(DeviceRange, usize)> {
         let visible = lock(&self.visible);
         visible
@@ -133,7 +133,7 @@ impl MemorySlots for GuestVisibleMemory {
 pub(crate) mod test_support {
     use super::*;
 
-    /// Slots that map nothing into a guest.
+    /// Fake of memory slots that maps nothing into a guest.
     struct Nowhere;
 
     impl MemorySlots for Nowhere {
@@ -169,7 +169,7 @@ mod tests {
     const LEN: usize = 0x4000;
     const AT: u64 = 0xc000_0000;
 
-    /// Slots without contents.
+    /// Fake of memory slots that records the removed slots.
     #[derive(Default)]
     struct Slots {
         next: AtomicU32,
@@ -193,7 +193,7 @@ mod tests {
     struct Rig {
         memory: GuestVisibleMemory,
         slots: Arc<Slots>,
-        /// Calls of `revoke`.
+        /// Arguments of each call of `revoke`.
         revoked: Arc<Mutex<Vec<(u64, u64)>>>,
         /// True if `revoke` succeeds.
         lets_go: Arc<AtomicBool>,
@@ -307,7 +307,7 @@ mod tests {
     fn slot_keeps_its_memory_until_it_is_removed() {
         let Rig { memory, slots, .. } = rig();
         let (range, mapped) = pages(LEN);
-        // SAFETY: The slot itself keeps a clone.
+        // SAFETY: The slot itself keeps a clone of the range.
         let slot = unsafe { memory.insert_device(AT, &range) }.unwrap();
         drop(range);
         slots.refuse.store(true, Ordering::Relaxed);

@@ -27,7 +27,7 @@ struct State {
     ended: bool,
 }
 
-/// Order of one thread, and the thread's response.
+/// Current order to a thread, and the thread's response.
 pub struct Handshake {
     state: Mutex<State>,
     changed: Condvar,
@@ -80,8 +80,8 @@ impl Handshake {
         }
     }
 
-    /// Called by the thread. Waits while the order is [`Order::Pause`]. Returns true for [`Order::Run`], and false for [`Order::Stop`].
-    /// Calls `settle` before it pauses the thread or returns false.
+    /// Called by the thread. Waits while the order is [`Order::Pause`]. Returns true for [`Order::Run`], and false for [`Order::Stop`]. If
+    /// the order is not [`Order::Run`] at first, calls `settle` before the thread pauses or the function returns false.
     pub fn wait_to_run(&self, settle: impl FnOnce()) -> bool {
         let mut state = lock(&self.state);
         if state.order != Order::Run {
@@ -105,7 +105,7 @@ impl Handshake {
         }
     }
 
-    /// Called by the thread. Waits for `time`, whatever the order is. A new order ends the wait.
+    /// Called by the thread. Waits for `time`, or until the order changes.
     pub fn wait_for_time(&self, time: Duration) {
         let state = lock(&self.state);
         let order = state.order;

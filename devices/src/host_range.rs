@@ -41,7 +41,7 @@ pub enum DeviceContent {
     },
 }
 
-/// Range of this process's memory that a device maps into the guest. It stays mapped while a clone of the value exists.
+/// Range of this process's memory that a device maps into the guest. The range stays mapped while this value or a clone of it exists.
 #[derive(Clone)]
 pub struct DeviceRange {
     host: HostRange,
@@ -54,9 +54,9 @@ impl DeviceRange {
     /// Creates the range `host`. If `read_only` is true, neither the guest nor a device may write the range.
     ///
     /// # Safety
-    /// The range must stay mapped in this process as long as `owner` exists. Nothing in this process may hold a Rust reference to its
-    /// bytes. If `content` is [`Pages`](DeviceContent::Pages), the range must be readable. It must also be writable, unless `read_only` is
-    /// true.
+    /// The range must stay mapped in this process as long as `owner` exists. Nothing in this process may hold a Rust reference to the bytes
+    /// of the range. If `content` is [`Pages`](DeviceContent::Pages), the range must be readable. It must also be writable, unless
+    /// `read_only` is true.
     pub unsafe fn new(
         host: HostRange,
         read_only: bool,
@@ -76,7 +76,7 @@ impl DeviceRange {
         self.read_only
     }
 
-    /// Returns the kind of this memory. The engine counts only pages towards its limit of mapped bytes.
+    /// Returns the kind of this memory. The engine's limit on mapped bytes applies only to [`DeviceMemoryKind::Pages`].
     pub(crate) fn kind(&self) -> DeviceMemoryKind {
         match self.content {
             DeviceContent::Registers => DeviceMemoryKind::Registers,
@@ -109,7 +109,7 @@ impl DeviceRange {
         Some(unsafe { VolatileSlice::new(std::ptr::with_exposed_provenance_mut(address), len) })
     }
 
-    /// Like [`part`](Self::part), for accesses by this process. Returns `None` for registers, too.
+    /// Like [`part`](Self::part), for accesses by this process. Also returns `None` for registers.
     pub(crate) fn pages(&self, offset: usize, len: usize) -> Option<VolatileSlice<'_>> {
         (self.kind() == DeviceMemoryKind::Pages).then(|| self.part(offset, len)).flatten()
     }

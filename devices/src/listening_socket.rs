@@ -24,7 +24,7 @@ use crate::sync::lock;
 /// A listening socket. Dropping this value removes the socket's file.
 pub struct ListeningSocket {
     listener: UnixListener,
-    /// The socket's file, and its identity at creation.
+    /// Path and identity of the socket's file at creation. `None` for an inherited socket.
     file: Option<(PathBuf, Identity)>,
     /// While this value exists, no other part of the VM gets the inherited socket.
     _in_use: Option<Arc<()>>,
@@ -135,8 +135,8 @@ impl Drop for ListeningSocket {
     }
 }
 
-/// Lock file of a process that creates a socket. The file is next to the socket, and only this user can open and lock it. Dropping the
-/// lock removes the file.
+/// Lock file of a process that creates a socket. The file is in the directory of the socket, and only this user can open and lock the file.
+/// Dropping the lock removes the file.
 struct StartLock {
     file: File,
     path: PathBuf,
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(error.to_string(), "this VM uses this socket already: use another path");
         assert!(path.exists());
         drop(socket);
-        // Another process has the socket.
+        // From here on, this socket stands for a socket of another process.
         let other = UnixListener::bind(&path).unwrap();
         let error = ListeningSocket::bind(&path).err().unwrap();
         assert_eq!(error.to_string(), "another process serves this socket: use another path");
@@ -270,7 +270,7 @@ mod tests {
         drop(plain);
     }
 
-    /// Any user who may read the directory can lock it.
+    /// Any user who may read the directory can lock it, so such a lock must not prevent the creation of a socket.
     #[test]
     fn locked_directory_does_not_prevent_a_new_socket() {
         let dir = tempfile::tempdir().unwrap();

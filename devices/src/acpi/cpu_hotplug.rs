@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Processor hotplug. The guest's ACPI methods read these registers to learn which processors are present, were added or must be removed.
-//! The methods write other registers to release processors.
+//! Registers for processor hotplug. The guest's ACPI methods read registers to learn which processors are present, were added or must be
+//! removed. The methods write other registers to release processors.
 //!
 //! | offset | registers | access |
 //! | --- | --- | --- |
@@ -11,9 +11,9 @@
 //! | 96 | number of a processor that the guest has released | write |
 //! | 100 | number of a processor that the guest refuses to release | write |
 //!
-//! Each register has 32 bits and accepts only 32-bit accesses. The first three rows are groups of eight registers: bit n of register m
-//! stands for processor 32 m + n. The interrupt line is active while the second or third group has a bit set. So a guest that enables
-//! the interrupt late misses no event.
+//! Each register has 32 bits and accepts only 32-bit accesses. The first three rows of the table are groups of eight registers. Bit n of
+//! register m in a group stands for processor 32 m + n. The interrupt line is active while the second or third group has a bit set. So a
+//! guest that enables the interrupt late misses no event.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -43,17 +43,17 @@ pub const REGISTERS_LEN: u64 = REFUSE + 4;
 /// Kind and version of the saved state.
 const STATE: (&str, u32) = ("cpu-hotplug", 1);
 
-/// Processors by number.
+/// Set of processor numbers.
 pub type Numbers = BTreeSet<u32>;
 
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
-    /// Number of processors that the VM should have. These are the processors with the lowest numbers. Other present processors stay until
-    /// the guest releases them.
+    /// Number of processors that the VM should have: processors 0 to `wanted - 1`. Other processors stay present until the guest releases
+    /// them or the VM is reset.
     wanted: u32,
     present: Numbers,
-    /// Added processors that the guest has not read about yet.
+    /// Added processors whose bits the guest has not read yet.
     came: Numbers,
     /// Processors whose removal was requested, if the guest has not read the request yet.
     to_go: Numbers,
@@ -63,7 +63,7 @@ struct State {
 
 struct Inner {
     state: State,
-    /// Processors that have left and that [`CpuHotplug::take_gone`] has not returned yet.
+    /// Removed processors that [`CpuHotplug::take_gone`] has not returned yet.
     gone: Numbers,
 }
 
@@ -71,7 +71,7 @@ struct Inner {
 pub struct CpuHotplug {
     inner: Mutex<Inner>,
     line: Box<dyn InterruptLine>,
-    /// Called on a vCPU's thread after a processor has left.
+    /// Called on a vCPU's thread after the guest has released a processor.
     left: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -100,10 +100,12 @@ impl CpuHotplug {
         lock(&self.inner).state.present.clone()
     }
 
-    /// Returns a processor below `wanted` that prevents a change to `wanted` processors, if there is one. There are two cases:
+    /// Returns the lowest processor below `wanted` that prevents a change to `wanted` processors, or `None`. A processor prevents the
+    /// change in two cases:
     ///
-    /// - The processor has left, and [`take_gone`](Self::take_gone) has not returned it yet.
-    /// - The guest has read the request to release the processor, and has not answered. The guest may release the processor at any time.
+    /// - The processor was removed, and [`take_gone`](Self::take_gone) has not returned it yet.
+    /// - The guest has read the request to release the processor, but has neither released the processor nor refused. The guest may still
+    ///   release the processor at any time.
     pub fn in_the_way(&self, wanted: u32) -> Option<u32> {
         lock(&self.inner).in_the_way(wanted)
     }
@@ -112,7 +114,7 @@ impl CpuHotplug {
     /// present processors, even if the guest was asked before.
     ///
     /// # Errors
-    /// The error is the number of a processor that is [in the way](Self::in_the_way). In this case nothing has changed.
+    /// Returns the number of a processor that [prevents the change](Self::in_the_way). In this case nothing has changed.
     pub fn want(&self, wanted: u32) -> Result<(), u32> {
         let mut inner = lock(&self.inner);
         if let Some(number) = inner.in_the_way(wanted) {
@@ -130,13 +132,13 @@ impl CpuHotplug {
         Ok(())
     }
 
-    /// Returns the processors that have left since the last call.
+    /// Returns the processors that were removed since the last call of this function.
     pub fn take_gone(&self) -> Numbers {
         std::mem::take(&mut lock(&self.inner).gone)
     }
 
     /// Resets the registers for a guest that boots. The guest finds the wanted processors at boot, so no processor is reported as added.
-    /// All other processors leave, because no guest uses them any more. Call this function while all vCPUs are stopped.
+    /// All other processors are removed, because no guest uses them any more. Call this function while all vCPUs are stopped.
     pub fn reset(&self) {
         let mut inner = lock(&self.inner);
         let Inner { state, gone } = &mut *inner;
@@ -145,8 +147,7 @@ impl CpuHotplug {
         self.drive(state);
     }
 
-    /// Returns the state of the registers. Call this function while all vCPUs are stopped, after all gone processors were
-    /// [taken](Self::take_gone).
+    /// Returns the state of the registers. Call this function while all vCPUs are stopped, and after [`take_gone`](Self::take_gone).
     ///
     /// # Errors
     /// This function never fails today.
@@ -157,7 +158,7 @@ impl CpuHotplug {
     /// Restores `saved` into registers that were just created for the same processors, and sets the interrupt line.
     ///
     /// # Errors
-    /// The state is rejected. In this case nothing has changed.
+    /// The saved state is invalid, or does not match this VM. In this case nothing has changed.
     pub fn restore(&self, saved: &DeviceState) -> Result<(), StateError> {
         let new: State = saved.payload(STATE.0, STATE.1)?;
         let mut inner = lock(&self.inner);
@@ -216,7 +217,8 @@ impl BusDevice for CpuHotplug {
         *data = bits.to_le_bytes();
     }
 
-    /// Releases processors. A processor stays if its removal was not requested, or if the guest has not read the request yet.
+    /// Handles the guest's release of a processor, or its refusal. Ignores the write if the removal of this processor was not requested, or
+    /// if the guest has not read the request yet.
     fn write(&self, offset: u64, data: &[u8]) {
         let Ok(data) = <[u8; 4]>::try_from(data) else { return };
         let number = u32::from_le_bytes(data);
@@ -348,7 +350,7 @@ mod tests {
         rig.write(EJECT, 2);
         assert_eq!(rig.present(), [0, 1, 2], "the guest has refused");
         rig.registers.want(2).unwrap();
-        // A late refusal of the earlier request has no effect.
+        // The guest has not read the new request yet, so a late refusal of the earlier request has no effect.
         rig.write(REFUSE, 2);
         assert_eq!(rig.read(TO_GO), 0b100);
         rig.write(EJECT, 2);
@@ -440,7 +442,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest writes and reads, the wanted processors stay present. After a reset, no other processor is present.
+        /// Checks that the wanted processors stay present during any sequence of guest reads and writes, and that only they are present
+        /// after a reset.
         #[test]
         fn guest_decides_only_when_a_processor_leaves(
             steps in prop::collection::vec((0u8..4, 1u32..6, 0u64..30), 0..60),

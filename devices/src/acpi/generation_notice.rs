@@ -2,8 +2,8 @@
 
 //! Register that notifies the guest of a new VM Generation ID.
 //!
-//! The register is one byte: 1 if the ID has changed since the last read, and otherwise 0. A read clears the byte. The interrupt line is
-//! active while the byte is 1, so a guest that has masked the interrupt does not miss the event.
+//! The register is one byte. Its value is 1 if the ID has changed since the last read, and otherwise 0. A read clears the byte. The
+//! interrupt line is active while the byte is 1, so a guest that has masked the interrupt does not miss the event.
 
 use std::sync::Mutex;
 
@@ -27,7 +27,7 @@ impl GenerationNotice {
         Self { is_new: Mutex::new(false), line }
     }
 
-    /// Tells the guest that the ID is new.
+    /// Notifies the guest that the ID is new.
     pub fn notify(&self) {
         self.set(true);
     }
@@ -91,7 +91,7 @@ mod tests {
         let register = GenerationNotice::new(Box::new(line.clone()));
         assert_eq!(read(&register), 0);
         register.notify();
-        // If the guest has not read the first notice, it sees only one notice.
+        // The guest sees only one notice, because it did not read the register after the first notice.
         register.notify();
         register.write(0, &[0]);
         let mut wide = [0xff; 2];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory devices (ACPI 6.5, section 9.11). The guest's ACPI methods read these registers to learn which RAM was added since the
-//! guest booted, and at which addresses.
+//! Registers of ACPI memory devices (ACPI 6.5, section 9.11). The guest's ACPI methods read the registers to learn the addresses and sizes
+//! of the RAM that was added since the guest booted.
 //!
 //! | offset | register |
 //! | --- | --- |
@@ -9,8 +9,8 @@
 //! | 16 n + 8 | size of memory device n in bytes, 64 bits; 0 if the device does not exist |
 //! | 512 | memory devices added since the last read, 32 bits, bit n for device n; a read clears the register |
 //!
-//! The registers are read-only, 32 bits at a time. Reads of another width return zero. The interrupt line is active while the last
-//! register has a bit set. So a guest that enables the interrupt late misses no event. Added RAM is never removed.
+//! The registers are read-only and accept only 32-bit reads. Reads of another width return zero. The interrupt line is active while the
+//! register at offset 512 has a bit set. So a guest that enables the interrupt late misses no event. Added RAM is never removed.
 
 use std::sync::Mutex;
 
@@ -47,7 +47,7 @@ pub struct MemoryDevice {
 #[serde(deny_unknown_fields)]
 struct State {
     devices: Vec<MemoryDevice>,
-    /// Bit n is set if the guest has not read about device n yet.
+    /// Bit n is set if device n was added and the guest has not read this bit yet.
     came: u32,
 }
 
@@ -58,7 +58,7 @@ pub struct MemoryDevices {
 }
 
 impl MemoryDevices {
-    /// Creates the registers of a VM that was booted with these devices. Devices beyond [`MAX_MEMORY_DEVICES`] are dropped.
+    /// Creates the registers of a VM that was booted with these devices. Ignores devices beyond [`MAX_MEMORY_DEVICES`].
     pub fn new(mut devices: Vec<MemoryDevice>, line: Box<dyn InterruptLine>) -> Self {
         devices.truncate(MAX_MEMORY_DEVICES);
         Self { state: Mutex::new(State { devices, came: 0 }), line }
@@ -69,12 +69,12 @@ impl MemoryDevices {
         lock(&self.state).devices.len() >= MAX_MEMORY_DEVICES
     }
 
-    /// Returns the added RAM, in order.
+    /// Returns the memory devices, ordered by their numbers.
     pub fn devices(&self) -> Vec<MemoryDevice> {
         lock(&self.state).devices.clone()
     }
 
-    /// Notifies the guest of added RAM. If no further device can be added, changes nothing and returns `false`.
+    /// Adds a memory device, and notifies the guest. If the maximum number of devices exists already, changes nothing and returns `false`.
     pub fn announce(&self, device: MemoryDevice) -> bool {
         let mut state = lock(&self.state);
         let number = state.devices.len();
@@ -105,7 +105,7 @@ impl MemoryDevices {
     /// Restores `saved` into registers that were just created for the same RAM, and sets the interrupt line.
     ///
     /// # Errors
-    /// The state is rejected. In this case nothing has changed.
+    /// The saved state is invalid, or does not match this VM. In this case nothing has changed.
     pub fn restore(&self, saved: &DeviceState) -> Result<(), StateError> {
         let new: State = saved.payload(STATE.0, STATE.1)?;
         let mut state = lock(&self.state);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! ACPI power management timer (ACPI 6.5, section 4.8.3.3): a 32-bit counter that never stops. Firmware uses it to measure delays. The
+//! ACPI power management timer (ACPI 6.5, section 4.8.3.3): a 32-bit counter that never stops. Firmware uses it to measure delays. Carom's
 //! ACPI tables do not describe the timer, because the guest's kernel has better clocks.
 
 use std::sync::{Mutex, PoisonError};
@@ -24,7 +24,7 @@ const STATE: (&str, u32) = ("pm-timer", 1);
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PmTimerState {
-    /// The counter.
+    /// Value of the counter.
     ticks: u32,
 }
 
@@ -41,7 +41,7 @@ impl Since {
     }
 }
 
-/// Returns the ticks of a duration, modulo 2^32.
+/// Returns the number of ticks in a duration, modulo 2^32.
 fn ticks(time: Duration) -> u32 {
     let [low, ..] = split(time.as_nanos() * HERTZ / 1_000_000_000);
     low
@@ -53,7 +53,7 @@ fn split(number: u128) -> [u32; 4] {
     std::array::from_fn(|at| u32::from_le_bytes(std::array::from_fn(|byte| bytes[4 * at + byte])))
 }
 
-/// Power management timer. It counts from its creation.
+/// Power management timer. Its counter starts at 0 when the timer is created.
 pub struct PmTimer(Mutex<Since>);
 
 impl Default for PmTimer {
@@ -74,7 +74,7 @@ impl PmTimer {
     /// Restores `state`. The counter continues from the saved value.
     ///
     /// # Errors
-    /// The state is rejected. In this case nothing has changed.
+    /// The saved state is invalid. In this case nothing has changed.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let PmTimerState { ticks } = state.payload(STATE.0, STATE.1)?;
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Since { start: Instant::now(), ticks };

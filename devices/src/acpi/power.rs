@@ -4,24 +4,24 @@
 
 use crate::platform::BusDevice;
 
-/// Sleep control register, offset in bytes.
+/// Offset of the sleep control register in bytes.
 pub const SLEEP_CONTROL_OFFSET: u64 = 0;
-/// Sleep status register, offset in bytes.
+/// Offset of the sleep status register in bytes.
 pub const SLEEP_STATUS_OFFSET: u64 = 1;
-/// Reset register, offset in bytes.
+/// Offset of the reset register in bytes.
 pub const RESET_OFFSET: u64 = 2;
 /// Size of all registers in bytes.
 pub const REGISTERS_LEN: u64 = 3;
-/// Value that resets the machine when it is written to the reset register.
+/// Value that resets the machine when the guest writes it to the reset register.
 pub const RESET_VALUE: u8 = 1;
-/// Sleep type of S5, power-off.
+/// Sleep type of the state S5 (power-off).
 pub const SLEEP_TYPE_S5: u8 = 5;
-/// Sleep control bit: enter the sleep state.
+/// Bit of the sleep control register that makes the machine enter the sleep state.
 const SLEEP_ENABLE: u8 = 1 << 5;
-/// Sleep control: position of the sleep type, which has 3 bits.
+/// Position of the sleep type in the sleep control register. The sleep type has 3 bits.
 const SLEEP_TYPE_SHIFT: u8 = 2;
 
-/// Request of the guest.
+/// Guest request for power-off or a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PowerRequest {
     /// Power off.
@@ -30,11 +30,11 @@ pub enum PowerRequest {
     Reset,
 }
 
-/// Sleep and reset registers. They call a function with each request of the guest.
+/// Sleep and reset registers. When the guest requests power-off or a reset, the registers call a function.
 pub struct PowerRegisters<F: Fn(PowerRequest) + Send + Sync>(F);
 
 impl<F: Fn(PowerRequest) + Send + Sync> PowerRegisters<F> {
-    /// Creates registers that call `request`.
+    /// Creates registers that call `request` for each of the guest's requests.
     pub fn new(request: F) -> Self {
         Self(request)
     }

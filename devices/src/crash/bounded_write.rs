@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Writes that a signal handler may do. They neither allocate nor lock, and wait only a limited time for the reader of a pipe or terminal.
+//! Writes to files, for signal handlers. A write neither allocates memory nor takes a lock. If the file is a pipe or terminal, the write
+//! waits only a limited time for the reader.
 
 use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// Bytes per write. If poll(2) reports that a pipe or terminal is ready, a write of this size does not block.
+/// Maximum number of bytes per call of write(2). If poll(2) reports that a pipe or terminal is ready, a write of this size does not block.
 const PIECE: usize = 512;
 /// Maximum number of failed waits for a reader during one crash report or one line of text.
 pub(crate) const STEPS: u32 = 10;
@@ -22,14 +23,14 @@ pub(crate) fn write(file: &impl AsFd, bytes: &[u8], steps: &mut u32) {
     });
 }
 
-/// Like [`write()`], with another way to wait for `file`. `wait` returns false if `file` is not ready in time.
+/// Like [`write()`], but calls `wait` instead of poll(2). `wait` returns false if `file` is not ready in time.
 fn write_with(file: &impl AsFd, mut rest: &[u8], steps: &mut u32, mut wait: impl FnMut() -> bool) {
     while !rest.is_empty() && *steps > 0 {
         let written = if wait() { rustix::io::write(file, &rest[..rest.len().min(PIECE)]) } else { Err(Errno::AGAIN) };
         match written {
             Ok(written) if written > 0 => rest = &rest[written..],
             Err(Errno::INTR | Errno::AGAIN) => *steps -= 1,
-            // The error cannot be reported anywhere.
+            // Drop the remaining bytes, because the error cannot be reported anywhere.
             _ => return,
         }
     }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Crash report of the process: a file that names the version, the thread, the cause and the last requests. It contains no guest memory.
+//! Crash report of the process: a file with the version, the thread, the cause and the last requests to devices. The report contains no
+//! guest memory.
 //!
-//! The file is opened in advance ([`leave_reports_in`]), because the system call filter of a crashing thread may forbid opening files.
+//! The caller of [`leave_reports_in`] opens the file in advance, because the system call filter of a crashing thread may forbid opening
+//! files.
 
 pub(crate) mod bounded_write;
 mod report;
@@ -29,9 +31,9 @@ pub(crate) fn last_requests() -> String {
     text
 }
 
-/// Makes signals of failures, such as SIGSEGV, end the process even if another process sends them. Without this handler, Rust's library
-/// mistakes a sent SIGSEGV or SIGBUS for a fault that will repeat. The library then ignores the first signal, and the process continues.
-/// Call this function before other threads start.
+/// Makes failure signals, such as SIGSEGV, end the process even if another process sends them. By default, Rust's standard library mistakes
+/// a sent SIGSEGV or SIGBUS for a fault that will repeat. The library then ignores the first signal, and the process continues. Call this
+/// function before other threads start.
 ///
 /// # Errors
 /// The host's kernel rejects the handler.
@@ -39,8 +41,8 @@ pub fn watch_signals() -> io::Result<()> {
     signals::watch()
 }
 
-/// Makes the process write crash reports to `file`. A panic, a signal that ends the process, or a system call that the thread's role does
-/// not allow causes a report. Call this function once, before other threads start.
+/// Makes the process write crash reports to `file`. Three events cause a report: a panic, a failure signal such as SIGSEGV, and a system
+/// call that the thread's role does not allow. Call this function once, before other threads start.
 ///
 /// # Errors
 /// The process has a report file already, or the host's kernel rejects the handler.

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::requests::REQUESTS;
 use super::{bounded_write, rings};
 
-/// Maximum number of reports of a process. More than one report is possible, because a panic of a device does not end the process.
+/// Maximum number of reports of a process. More than one report is possible, because a panic in a device's code does not end the process.
 const MOST: u32 = 16;
 /// Maximum time in milliseconds that a thread waits for another thread to finish a report.
 const MAX_TRIES: u32 = 1000;
@@ -26,7 +26,7 @@ thread_local! {
 
 struct Target {
     file: File,
-    /// Load address of the program. A reader subtracts it from the addresses of code in the report.
+    /// Load address of the program. To find a code address of the report in the program file, the reader subtracts the load address.
     base: u64,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn write_report(cause: Arguments<'_>, trace: Arguments<'_>) {
     // The wait is limited. Otherwise a thread that crashes while it writes a report would wait for itself for ever.
     for _ in 0..MAX_TRIES {
         if BUSY.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            // Text that cannot be written is lost.
+            // Ignore an error, because it cannot be reported anywhere.
             let _ = write(&mut Lines::new(&target.file), target.base, cause, trace);
             BUSY.store(false, Ordering::Release);
             return;
@@ -87,19 +87,19 @@ fn write(to: &mut Lines<'_>, base: u64, cause: Arguments<'_>, trace: Arguments<'
     Ok(())
 }
 
-/// Returns the kernel's name of this thread.
+/// Returns the name of this thread, as set in the kernel.
 fn thread_name(bytes: &mut [u8; 16]) -> &str {
     super::thread_name::read(bytes);
     let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     std::str::from_utf8(&bytes[..len]).unwrap_or("?")
 }
 
-/// Buffered text for the report file.
+/// Writer that buffers text for the report file.
 struct Lines<'f> {
     file: &'f File,
     bytes: [u8; 512],
     len: usize,
-    /// Number of waits for the file's reader that may still fail.
+    /// Number of waits for the file's reader that may still fail before the rest of the report is dropped.
     steps: u32,
 }
 

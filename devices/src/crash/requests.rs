@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Ring of the last requests to the virtio-iommu. A request is recorded in a few instructions, without a lock. The ring is read when the
-//! process crashes.
+//! Ring of the last requests to the virtio-iommu. Recording a request takes only a few instructions and no lock. The crash report lists the
+//! requests in the ring.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use iommu_bounce::spec::{readable, request};
 /// Number of requests that a ring keeps.
 const KEPT: usize = 256;
 
-/// Number of 64-bit words kept per request. MAP has the longest fields, with 36 bytes.
+/// Number of 64-bit words kept per request. A MAP request has the most bytes of fields: 36.
 const WORDS: usize = 5;
 
 /// Flag of [`Slot::outcome`]: the request is answered, and its status is in the lowest byte.
@@ -21,7 +21,7 @@ const NO_STATUS: u64 = 1 << 9;
 
 /// Request and its outcome.
 struct Slot {
-    /// Number of the request, counted from 1. It is 0 while the slot is being written.
+    /// Number of the request, counted from 1, or 0 while a thread fills the slot.
     number: AtomicU64,
     outcome: AtomicU64,
     words: [AtomicU64; WORDS],
@@ -33,7 +33,8 @@ impl Slot {
     }
 }
 
-/// Last requests to a virtio-iommu. Several threads may write at once. A reader may find a request that is only partly written.
+/// Ring of the last requests to a virtio-iommu. Several threads may record requests at the same time. A reader may find a request that is
+/// only partly recorded.
 pub struct RequestRing {
     /// Number of requests that were recorded so far.
     count: AtomicU64,
@@ -44,7 +45,7 @@ pub struct RequestRing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pending(u64);
 
-/// Requests to the virtio-iommu of the process' VM.
+/// Last requests to the virtio-iommu of the VM in this process.
 pub static REQUESTS: RequestRing = RequestRing::new();
 
 impl Default for RequestRing {
@@ -77,7 +78,7 @@ impl RequestRing {
         Pending(number)
     }
 
-    /// Records the answer to a request. `written` is the request's device-writable part. The status is the first of its last four bytes.
+    /// Records the answer to a request. `written` is the request's device-writable part. Its fourth byte from the end is the status.
     pub fn end(&self, Pending(number): Pending, written: &[u8]) {
         let slot = self.slot(number);
         // The slot may hold a newer request now, because each slot is reused after `KEPT` requests.
@@ -119,7 +120,7 @@ impl RequestRing {
     }
 }
 
-/// Returns how many bytes of a request of this type are recorded as fields.
+/// Returns the number of bytes that the ring records of a request of type `kind`.
 fn fields(kind: u8) -> usize {
     match kind {
         request::ATTACH => readable::ATTACH,

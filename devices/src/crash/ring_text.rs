@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Text of the requests in a crash report. Allocates nothing.
+//! Writes recorded requests as text for the crash report. Allocates nothing.
 
 use std::fmt::{self, Write};
 
@@ -24,7 +24,7 @@ pub(crate) enum RingKind {
         /// Index of the queue.
         index: u16,
     },
-    /// Guest accesses to a host device that exit to Carom. Accesses through memory slots are not recorded.
+    /// Guest accesses to a host device that Carom handles. Accesses through memory slots cause no VM exit, so they are not recorded.
     Accesses,
     /// Messages to a vfio-user server.
     Messages,
@@ -61,7 +61,7 @@ pub(super) struct Kept {
     pub(super) writable: u32,
     /// Code and value that the device noted about the request, if any.
     pub(super) note: Option<(u8, u64)>,
-    /// Number of bytes that the device wrote to the request. `None` if the device has not given the request back.
+    /// Number of bytes that the device wrote to the request's buffers. `None` if the device has not returned the request.
     pub(super) used: Option<u32>,
     pub(super) status: Option<u8>,
 }
@@ -77,7 +77,7 @@ pub(super) fn head(to: &mut impl Write, name: &str, kind: RingKind) -> fmt::Resu
     }
 }
 
-/// Writes the line of a request.
+/// Writes one line about a request.
 pub(super) fn line(to: &mut impl Write, kind: RingKind, kept: &Kept) -> fmt::Result {
     let Kept { number, head, readable, writable, note, used, status } = *kept;
     match kind {
@@ -127,7 +127,7 @@ fn request(to: &mut impl Write, device: u32, code: u8, value: u64) -> fmt::Resul
             virtio_blk::VIRTIO_BLK_T_GET_ID => write!(to, " GET_ID"),
             virtio_blk::VIRTIO_BLK_T_DISCARD => write!(to, " DISCARD"),
             virtio_blk::VIRTIO_BLK_T_WRITE_ZEROES => write!(to, " WRITE_ZEROES"),
-            // The type is too large for the byte that records the code.
+            // The type does not fit into the byte `code`, so `value` holds the type.
             255 => write!(to, " type={value:#x}"),
             kind => write!(to, " type={kind:#x} sector={value}"),
         },

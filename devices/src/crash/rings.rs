@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Rings of the last requests to devices. The number of rings is fixed, and devices take rings and give them back. A request is recorded
-//! in a few instructions, without a lock or an allocation. The rings are read when the process crashes.
+//! Rings of the last requests to devices. The number of rings is fixed. A device claims one or several rings, and returns them when it is
+//! removed. Recording a request takes only a few instructions, without a lock or an allocation. The crash report lists the requests in the
+//! rings.
 //!
-//! A ring's memory is never freed, so a report may read a ring while its device is being removed. If another device takes the ring
-//! meanwhile, the text may mix requests of the old and the new owner.
+//! The memory of the rings is never freed, so the report may read a ring while its owner is being removed. If another device claims the
+//! ring during the read, the report may mix requests of the old and the new owner.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use super::ring_text::{self, Kept, RingKind};
 
 /// Number of requests that a ring keeps.
 pub(super) const KEPT: usize = 256;
-/// Number of rings of the process. Rings that were never taken use no memory.
+/// Number of rings in the process. Rings that were never claimed use no memory.
 const RINGS: usize = 256;
 /// Number of 64-bit words for the name of a ring. Longer names are cut.
 const NAME_WORDS: usize = 5;
@@ -32,8 +33,8 @@ const HEAD_BITS: u32 = 16;
 /// Request and its outcome, in half a cache line.
 #[repr(align(32))]
 pub(crate) struct Slot {
-    /// Number of the request, counted from 1, with the head of its chain in the low bits. It is 0 while the slot is being
-    /// written.
+    /// Number of the request, counted from 1, with the head index of the descriptor chain in the low 16 bits. The word is 0 while a thread
+    /// fills the slot.
     number: AtomicU64,
     /// Sizes of the request's parts in bytes. The low half is the size of the readable part, and the high half is the size of the writable
     /// part.
@@ -68,7 +69,7 @@ impl Slot {
         self.number.load(Ordering::Relaxed) >> HEAD_BITS == number
     }
 
-    /// Records the sizes of the request's two parts.
+    /// Records the sizes of the request's readable and writable parts in bytes.
     #[inline]
     pub(crate) fn set_sizes(&self, readable: usize, writable: usize) {
         let [readable, writable] = [readable, writable].map(|len| u64::from(u32::try_from(len).unwrap_or(u32::MAX)));
@@ -100,11 +101,11 @@ impl Slot {
     }
 }
 
-/// Request in progress.
+/// Number of a recorded request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Number(u64);
 
-/// Last requests to a queue or a device.
+/// Ring of the last requests to a queue or a device.
 pub(crate) struct Ring {
     taken: AtomicBool,
     kind: AtomicU64,
@@ -130,7 +131,7 @@ impl Ring {
         &self.slots[(number % KEPT as u64) as usize]
     }
 
-    /// Records a request, in a ring with one writer at a time.
+    /// Records a request. The caller must ensure that only one thread at a time writes to the ring.
     #[inline]
     pub(crate) fn begin_alone(&self, head: u16) -> (Number, &Slot) {
         let number = self.count.load(Ordering::Relaxed) + 1;
@@ -140,7 +141,7 @@ impl Ring {
         (Number(number), slot)
     }
 
-    /// Records a request, in a ring with concurrent writers.
+    /// Records a request. Several threads may write to the ring at the same time.
     pub(crate) fn begin(&self, head: u16) -> (Number, &Slot) {
         let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         let slot = self.slot(number);
@@ -148,8 +149,8 @@ impl Ring {
         (Number(number), slot)
     }
 
-    /// Removes the last `requests` requests from the ring, because the device will begin these requests again. The ring must have one
-    /// writer at a time.
+    /// Removes the last `requests` requests from the ring. The device will record these requests again when it retries them. The caller
+    /// must ensure that only one thread at a time writes to the ring.
     pub(crate) fn take_back(&self, requests: u16) {
         let count = self.count.load(Ordering::Relaxed);
         let left = count.saturating_sub(requests.into());
@@ -178,7 +179,7 @@ impl Ring {
         }
     }
 
-    /// Records the status of the answer.
+    /// Records the status in the answer to a request.
     #[inline]
     pub(crate) fn set_status(&self, number: Number, status: u8) {
         self.add(number, STATUS | u64::from(status) << STATUS_SHIFT);
@@ -229,7 +230,7 @@ impl<const COUNT: usize> Rings<COUNT> {
         Self { rings: [const { Ring::empty() }; COUNT], missed: AtomicU64::new(0) }
     }
 
-    /// Takes a ring. Returns `None` if all rings are taken.
+    /// Claims a free ring. Returns `None` if all rings are claimed.
     fn claim(&'static self, name: &str, kind: RingKind) -> Option<Claim> {
         let ring = self.rings.iter().find(|ring| {
             let taken = ring.taken.load(Ordering::Relaxed);
@@ -250,7 +251,7 @@ impl<const COUNT: usize> Rings<COUNT> {
         Some(Claim(ring))
     }
 
-    /// Writes the requests of all taken rings.
+    /// Writes the requests of all claimed rings.
     pub(super) fn write(&self, to: &mut impl Write) -> fmt::Result {
         for ring in self.rings.iter().filter(|ring| ring.taken.load(Ordering::Acquire)) {
             ring.write(to)?;
@@ -262,16 +263,17 @@ impl<const COUNT: usize> Rings<COUNT> {
     }
 }
 
-/// Claim on a ring. Dropping the claim gives the ring back.
+/// Claim on a ring. Dropping the claim returns the ring.
 pub(crate) struct Claim(&'static Ring);
 
 impl Claim {
-    /// Takes one of the process' rings. Returns `None` if all rings are taken.
+    /// Claims a free ring of the process. Returns `None` if all rings are claimed.
     pub(crate) fn new(name: &str, kind: RingKind) -> Option<Self> {
         ALL.claim(name, kind)
     }
 
-    /// Returns the ring. A write after this claim was dropped can only make one line about the ring's next owner wrong.
+    /// Returns the ring. The caller may keep the ring after the claim was dropped. A late write can only make one line about the ring's
+    /// next owner wrong.
     pub(crate) fn ring(&self) -> &'static Ring {
         self.0
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals that end the process after a failure, sent by the host's kernel or by the process itself.
+//! Handler of signals that end the process after a failure, such as SIGSEGV and SIGABRT.
 
 use std::cell::Cell;
 use std::io;
@@ -11,7 +11,7 @@ use libc::{c_int, c_void, sigaction, siginfo_t, ucontext_t};
 
 use super::report::write_report;
 
-/// Signals that a failure of the program raises, and their names. `sandbox/trap.rs` handles SIGSYS.
+/// Signals that report a failure of the program, and their names. SIGSYS is not in the list, because `sandbox/trap.rs` handles it.
 const FATAL: [(c_int, &str); 5] = [
     (libc::SIGSEGV, "SIGSEGV"),
     (libc::SIGBUS, "SIGBUS"),
@@ -20,8 +20,8 @@ const FATAL: [(c_int, &str); 5] = [
     (libc::SIGABRT, "SIGABRT"),
 ];
 
-/// Actions of these signals before [`watch`] replaced the actions. Rust's library registers some of these actions to report stack
-/// overflows.
+/// Actions of the signals in `FATAL` before [`watch`] replaced the actions. Rust's standard library registers some of these actions to
+/// report stack overflows.
 static BEFORE: OnceLock<[sigaction; FATAL.len()]> = OnceLock::new();
 
 thread_local! {
@@ -66,7 +66,7 @@ extern "C" fn failed(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
     // SAFETY: The kernel passes both pointers to a handler registered with SA_SIGINFO. They are valid until the handler returns.
     let info = unsafe { &*info };
     let code = info.si_code;
-    // SAFETY: The field exists for each of these signals. For signals that are no faults, it holds an arbitrary number.
+    // SAFETY: The field exists for each of these signals. If the signal reports no fault, the field holds an arbitrary number.
     let address = unsafe { info.si_addr() } as usize;
     // SAFETY: The kernel passes a valid pointer, as above.
     let registers = unsafe { &(*context.cast::<ucontext_t>()).uc_mcontext.gregs };
@@ -89,8 +89,8 @@ extern "C" fn failed(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
         write_report(format_args!("{name}, which was sent"), format_args!("instruction {ip:#x}, stack {sp:#x}"));
     }
     if faults && let (Some(before), Some(place)) = (BEFORE.get(), place) {
-        // Restore the earlier action. When this handler returns, the fault repeats.
-        // SAFETY: The kernel returned this action before.
+        // Restore the earlier action. When this handler returns, the fault repeats and causes the earlier action. SAFETY: The kernel
+        // returned this action before.
         unsafe { sigaction(signal, &before[place], std::ptr::null_mut()) };
         return;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Reads the name of a thread. A signal handler may do this.
+//! Reads the name of a thread, in a way that a signal handler may use.
 
 /// Reads the name of this thread into `bytes`.
 pub(super) fn read(bytes: &mut [u8; 16]) {

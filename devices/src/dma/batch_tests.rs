@@ -84,7 +84,7 @@ impl Rig {
         self.memory.begin_io(&[(2 * n * PAGE, 16)], Permissions::WRITE, owner).unwrap()
     }
 
-    /// Unmaps all mappings in one batch. Returns the statuses.
+    /// Unmaps all mappings in one batch. Returns the status of each UNMAP.
     fn unmap_all(&mut self) -> Vec<u8> {
         let _operation = Operation::begin();
         let request = |n: u16| {

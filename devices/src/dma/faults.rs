@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Queue of denied accesses, for reports to the driver of the virtio-iommu.
+//! Queue of denied accesses. A separate thread reports these accesses to the driver of the virtio-iommu.
 //!
 //! A thread that denies an access must not take the engine lock. The holder of this lock may be waiting for the same device or its server,
-//! so both threads would wait for ever (deadlock). So faults go through a short queue to a separate thread, which takes the lock. If the
-//! queue is full, a fault is only counted.
+//! so both threads would wait for ever (deadlock). So the thread adds the fault to a short queue. A separate thread then takes the lock and
+//! reports the fault. If the queue is full, the fault is only counted.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -82,7 +82,7 @@ pub fn fault_relay() -> (FaultSender, FaultRelay) {
 }
 
 impl FaultRelay {
-    /// Starts a thread that passes faults on to `reporter`. The thread runs until the returned handle is dropped.
+    /// Starts a thread that passes the queued faults to `reporter`. The reports end when the returned handle is dropped.
     ///
     /// # Errors
     /// The host cannot start a thread.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tracking of I/O of the host kernel in guest memory, such as asynchronous reads of a disk's file.
+//! Tracks operations in which the host kernel reads or writes guest memory, such as asynchronous reads of a disk's file.
 //!
-//! The kernel continues such an operation even if this process changes its mappings. So an UNMAP must first cancel the device's operations
-//! in the range, and wait for their end.
+//! The kernel continues such an operation even if this process unmaps the memory. So an UNMAP must first cancel the device's operations in
+//! the range, and wait for their end.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,13 +21,13 @@ pub const IO_DEADLINE: Duration = Duration::from_secs(5);
 /// because such I/O ends immediately.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// Memory ranges of an operation in this process. Most operations have only one range.
+/// Ranges of this process' memory that an operation uses. Most operations have only one range.
 pub(super) type HostRanges = SmallVec<[HostRange; 2]>;
 
 /// First and last IOVA of each part of an operation.
 pub(super) type Parts = SmallVec<[(u64, u64); 2]>;
 
-/// Owner of operations: the part of a device that makes the host kernel run them.
+/// Part of a device that starts operations of the host kernel, and can cancel them.
 pub trait IoOwner: Send + Sync {
     /// Asks the kernel to end the operation with this number, from [`HostIo::number`]. A vCPU thread calls this function with the engine
     /// locked, so the function must not wait. The operation may have ended already.
@@ -61,7 +61,7 @@ pub(super) struct Running {
     operations: Vec<Operation>,
 }
 
-/// Way to wait for the end of operations. Tests replace it to count the waits.
+/// Wait for the end of operations. Tests use another implementation, which counts the waits.
 pub(super) trait Waiter: Send + Sync {
     /// Waits until an operation ends, but not longer than `most`. Returns the duration of the wait.
     fn wait<'r>(
@@ -88,7 +88,7 @@ impl Waiter for ByClock {
     }
 }
 
-/// Operations of one table.
+/// Operations on the mappings of one [`DmaTable`](super::DmaTable).
 pub(super) struct Operations {
     running: Mutex<Running>,
     ended: Condvar,
@@ -183,8 +183,8 @@ impl Operations {
     }
 }
 
-/// Marks all operations of all owners with an operation in `[first, last]` as given up. Returns each of these owners once, unless it was
-/// given up before.
+/// Finds the owners of operations that overlap `[first, last]` and are not given up yet. Marks all operations of these owners as given up.
+/// Returns each of these owners once.
 fn give_up(running: &mut Running, first: u64, last: u64) -> Vec<Arc<dyn IoOwner>> {
     let mut late: Vec<Arc<dyn IoOwner>> = Vec::new();
     let touching =

@@ -3,9 +3,8 @@
 //! DMA of devices whose accesses go through this process: emulated devices, and devices of vfio-user servers.
 //!
 //! A device accesses memory through [`DeviceMemory`]. Without an IOMMU, the device can access all guest RAM. Behind the virtio-iommu, it
-//! can access only the mappings of its domain, which are in a table ([`DmaTable`]). The engine fills the table through a [`TableMapper`],
-//! as it fills an address space of the host through other mappers. The table has its own lock, separate from the engine's lock. So a device
-//! that copies does not wait for a MAP of another device.
+//! can access only the mappings of its domain, which are in a table ([`DmaTable`]). The engine fills the table through a [`TableMapper`].
+//! The table has its own lock, separate from the engine's lock. So a device that copies data does not wait for a MAP of another device.
 //!
 //! - **Copies** use a [`DmaView`], which holds a read lock on the table. An UNMAP takes the write lock, so it waits for copies in progress.
 //!   Slices of memory cannot outlive their view. Keep views short: do not hold a view while a device waits for anything.

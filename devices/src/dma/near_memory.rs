@@ -16,8 +16,9 @@ pub(super) type RamSlice<'a> = VolatileSlice<'a, BS<'a, RamBitmap>>;
 
 /// View of guest memory that caches the last accessed region.
 ///
-/// Serving one request takes about ten accesses to rings, descriptors and buffers, while the guest waits. Through `Ram` itself, these
-/// accesses would be the most expensive part, because each access looks its region up twice, and supports ranges over several regions.
+/// Serving one request takes about ten accesses to rings, descriptors and buffers, while the guest waits. With `Ram` instead of this view,
+/// these accesses would be the most expensive part of a request. `Ram` looks up the region of each access twice, and supports ranges that
+/// span several regions.
 pub(crate) struct NearMemory<'m> {
     memory: &'m Ram,
     last: Cell<Option<&'m RamRegion>>,

@@ -26,7 +26,7 @@ use crate::windows::WindowMemory;
 pub enum Backing {
     /// Guest RAM at this guest-physical address.
     Ram(u64),
-    /// Window chunk with this index, from its start.
+    /// Window chunk with this index. The mapping begins at the start of the chunk.
     Chunk(u32),
     /// Guest-visible memory of a device.
     Device {
@@ -37,7 +37,7 @@ pub enum Backing {
     },
 }
 
-/// Mapping. Its first IOVA is the key in the tree.
+/// Mapping. Its first IOVA is its key in [`Entries::map`].
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     last: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Mapping {
     pub(crate) iova: u64,
     /// Size in bytes.
     pub(crate) len: u64,
-    /// Mapped memory, from the start of the mapping.
+    /// Memory at the first IOVA.
     pub(crate) backing: Backing,
     /// Accesses that the mapping allows.
     pub(crate) permissions: Permissions,
@@ -246,8 +246,8 @@ impl DmaTable {
 
     /// Maps `memory` at `iova`. `memory` is guest RAM, a chunk, or device memory. Returns its backing.
     ///
-    /// Device registers are mapped without permissions. An access to these registers fails in the device, and is reported like an access to
-    /// unmapped memory. The MAP itself succeeds, because the mapping may be meant for other devices of the domain.
+    /// Device registers are mapped without permissions. A DMA access to these registers is denied and reported, like an access to unmapped
+    /// memory. The MAP itself succeeds, because the mapping may be meant for other devices of the domain.
     ///
     /// # Errors
     /// `memory` is of another kind, or the range overlaps a mapping.

@@ -14,8 +14,8 @@ use crate::windows::WindowMemory;
 
 /// Returns the mapping limits of a device whose accesses go through a [`DmaTable`].
 pub(crate) fn table_limits() -> MapperLimits {
-    // The granule is the guest's smallest page. IOVAs have 48 bits, as in the page tables of most hosts. So the limit is the same as for
-    // other kinds of endpoints.
+    // The granule is the guest's smallest page size. IOVAs have 48 bits, as in the I/O page tables of most hosts. So emulated devices
+    // usually have the same limits as host devices.
     MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=(1 << 48) - 1], max_mappings: None }
 }
 
@@ -51,8 +51,8 @@ impl TableMapper {
         Self { table: MapperTable(table) }
     }
 
-    /// Connects the table with windows and with devices whose memory can be mapped. Call this function before the virtio-iommu gets the
-    /// mapper. See [`DmaTable::connect`].
+    /// Connects the table with windows and with devices whose memory can be mapped. Call this function before you pass the mapper to the
+    /// virtio-iommu. See [`DmaTable::connect`].
     pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         self.table.connect(windows, devices);
     }

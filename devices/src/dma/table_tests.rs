@@ -187,7 +187,7 @@ fn unmap_waits_for_an_open_view() {
     assert!(memory.view().write_obj(1u8, GuestAddress(0)).is_err());
 }
 
-/// Owner that ends a cancelled operation on a separate thread, as a completion by the kernel would do. If `deaf` is true, it ignores
+/// Owner that ends a cancelled operation on a separate thread, like a completion by the kernel. If `deaf` is true, the owner ignores
 /// cancellation.
 #[derive(Default)]
 struct Disk {

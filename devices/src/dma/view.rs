@@ -29,8 +29,8 @@ enum View<'m> {
 struct TableView<'m> {
     table: &'m DmaTable,
     entries: RwLockReadGuard<'m, Entries>,
-    /// Cache of the last found mapping, from the accessed address to the end of the mapping. The cache helps because rings are accessed
-    /// again and again.
+    /// Cache of the last found mapping, from the accessed address to the end of the mapping. The cache saves look-ups, because a device
+    /// accesses its rings again and again.
     last: Cell<Option<Near<'m>>>,
 }
 
@@ -74,7 +74,7 @@ impl TableView<'_> {
             // The slice borrows from the lock guard, so it cannot be cached.
             return self.entries.device_slice(&found, len).ok_or(Stop(iova));
         }
-        // A mapping of RAM lies in one region, and a mapping of a chunk in one chunk. So the rest of the mapping is one slice.
+        // A mapping refers to memory in only one RAM region or chunk, so the rest of the mapping is one slice.
         let slice = self.table.slice(&found, found.len).ok_or(Stop(iova))?;
         self.last.set(Some(Near { iova, access, slice }));
         slice.subslice(0, len.min(slice.len())).map_err(|_| Stop(iova))

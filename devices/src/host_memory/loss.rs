@@ -96,19 +96,19 @@ fn is_missing(address: usize, for_writing: bool) -> bool {
     populate_page(address, for_writing).is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT))
 }
 
-/// True if the last page of a region cannot be read, for example because its file was truncated.
+/// True if the last page of a region cannot be read, for example because the region's file was truncated.
 fn lacks_its_last_page(Region { range, origin, .. }: &Region) -> bool {
     range.len > 0 && origin.supply != Supply::Memory && is_missing(range.address + (range.len - 1), false)
 }
 
-/// True if the file of a region is too short for the region, or if this process has no file of the region open.
+/// True if the file of a region is too short for the region, or if the size is unknown because this process has not opened the file.
 fn has_short_file(Region { range, origin, .. }: &Region) -> bool {
     let end = origin.offset.saturating_add(range.len as u64);
     let is_short = |file| fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size < end));
     origin.file.as_ref().is_none_or(is_short)
 }
 
-/// True if the last page of a region cannot be read, or its first hole cannot be filled.
+/// True if the last page of a region cannot be read, or the first hole of the region's file cannot be filled.
 fn lacks_a_page(region: &Region) -> bool {
     let Region { range, origin, .. } = region;
     if range.len == 0 || origin.supply == Supply::Memory {
@@ -121,7 +121,7 @@ fn lacks_a_page(region: &Region) -> bool {
     let hole = hole.and_then(|hole| usize::try_from(hole).ok()).filter(|hole| *hole < range.len);
     match hole {
         Some(hole) => is_missing(range.address + hole, true),
-        // Hugetlbfs does not report holes.
+        // Hugetlbfs does not report holes, so compare the number of blocks with the length of the file.
         None => origin.supply == Supply::HugePages && origin.file.as_ref().is_some_and(|file| has_fewer_blocks(file)),
     }
 }

@@ -10,8 +10,8 @@
 //! - A system call on guest memory fails with EFAULT. The device then calls [`report_io`].
 //! - KVM cannot map the page for the guest. The vCPU thread then creates a [`Loss`] from KVM's report.
 //!
-//! [`Origin`] describes a region for error messages, with its zone and file. `regions` keeps an origin for each range of this process
-//! that is guest memory.
+//! [`Origin`] describes a region for error messages, with its zone and file. `regions` keeps an origin for each range of this process's
+//! memory that is guest memory.
 
 mod loss;
 mod notes;

@@ -52,7 +52,7 @@ static GOING_ON: Place = Place::new();
 /// Note of a thread that cannot continue.
 static STUCK: Place = Place::new();
 
-/// Lost guest memory, found by a thread or a signal handler.
+/// Note about lost guest memory that a thread or a signal handler has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     /// One line for the user.
@@ -61,7 +61,7 @@ pub struct Note {
     pub is_stuck: bool,
 }
 
-/// Takes the notes that were left since the last call. At most one note is of a thread that continues, and at most one note is of a stuck
+/// Takes the notes that were left since the last call. Returns at most one note of a thread that continues, and at most one note of a stuck
 /// thread. Only one thread may call this function.
 pub fn take_notes() -> impl Iterator<Item = Note> {
     let note = |place: &Place, is_stuck: bool| {

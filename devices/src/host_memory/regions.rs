@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Ranges of this process that are guest memory, and the sources of their pages.
+//! Ranges of this process's memory that are guest memory, and the sources of their pages.
 //!
 //! Each range is recorded twice. A list for ordinary threads holds the file and the complete name. A table of atomics holds the last
 //! [`TEXT_BYTES`] bytes of the name for the signal handler, which must neither lock nor allocate.
@@ -70,7 +70,7 @@ impl Regions {
 
 static REGIONS: Mutex<Regions> = Mutex::new(Regions { last_generation: 0, list: Vec::new() });
 
-/// Region for the signal handler.
+/// Registered region, for the signal handler.
 struct Slot {
     /// 0 while the slot is free or being written. Later regions have larger numbers.
     generation: AtomicU64,
@@ -107,7 +107,7 @@ impl Slot {
         self.generation.store(generation, Ordering::Release);
     }
 
-    /// Returns the generation of the region if it contains `address`.
+    /// Returns the generation of the slot's region if the region contains `address`.
     fn holds(&self, address: usize) -> Option<u64> {
         let generation = self.generation.load(Ordering::Acquire);
         let offset = address.checked_sub(self.start.load(Ordering::Relaxed))?;
@@ -154,7 +154,7 @@ pub(super) fn find(address: usize) -> Option<Region> {
     regions.list.iter().filter(holds).max_by_key(|region| region.generation).cloned()
 }
 
-/// Calls `visit` with all regions. They stay mapped during the call.
+/// Calls `visit` with all regions. The regions stay registered and mapped during the call.
 pub(super) fn with_all<R>(visit: impl FnOnce(&[Region]) -> R) -> R {
     visit(&lock(&REGIONS).list)
 }

@@ -35,11 +35,11 @@ const BUS_MCEERR_AO: c_int = 5;
 /// Machine code of the `syscall` instruction.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// Action for the signal before [`watch`].
+/// Action of SIGBUS before [`watch`] replaced the action.
 static BEFORE: OnceLock<sigaction> = OnceLock::new();
 
-/// Handles SIGBUS for guest memory from now on. A thread that leaves a note then sends the signal `signal_to_wake` to itself. If SIGBUS has
-/// another cause, the action that was registered before is performed.
+/// Handles SIGBUS for guest memory from now on. After a thread has left a note, it sends the signal `signal_to_wake` to itself. If SIGBUS
+/// has another cause, the handler performs the earlier action.
 ///
 /// # Errors
 /// `watch` was called before, or the kernel rejects the handler.
@@ -49,7 +49,7 @@ pub fn watch(signal_to_wake: i32) -> io::Result<()> {
     if unsafe { sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: The call above wrote it.
+    // SAFETY: The call above has written the action.
     let before = unsafe { before.assume_init() };
     BEFORE.set(before).map_err(|_| io::Error::other("SIGBUS is watched already"))?;
     wake::set_signal(signal_to_wake);
@@ -81,7 +81,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     let mut text = [0; TEXT_BYTES];
     match cause.zip(find_in_signal(address, &mut text)) {
         Some((cause, (len, offset))) => {
-            // SAFETY: As for `info`.
+            // SAFETY: The kernel also passes a valid pointer to the context.
             let registers = unsafe { &(*context.cast::<ucontext_t>()).uc_mcontext.gregs };
             let at = usize::try_from(libc::REG_RIP).unwrap_or_default();
             let instruction = registers.get(at).map_or(0, |register| register.cast_unsigned());
@@ -111,7 +111,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     unsafe { *errno = kept };
 }
 
-/// True if the thread was about to return from a system call.
+/// True if `instruction` is directly after a `syscall` instruction. In this case the kernel found the error during the system call.
 fn is_behind_syscall(instruction: u64) -> bool {
     let Ok(end) = usize::try_from(instruction) else { return false };
     // If `end` is at the start of a page, do not read the bytes before `end`, because the previous page may be unmapped or hold no code.
@@ -130,7 +130,8 @@ fn pass_on(signal: c_int, code: c_int) {
         // SAFETY: The kernel returned this action before.
         unsafe { sigaction(signal, before, ptr::null_mut()) };
     }
-    // A fault repeats when the handler returns. A sent signal, or an early report of a memory error, does not repeat.
+    // A fault repeats when the handler returns. A sent signal, or an early report of a memory error, does not repeat, so raise the signal
+    // again.
     if code <= 0 || code == BUS_MCEERR_AO {
         wake::raise(signal);
     }
@@ -143,7 +144,8 @@ pub(super) fn send_to_self(code: c_int, address: usize) {
     let mut info: siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
     (info.si_signo, info.si_code) = (libc::SIGBUS, code);
     let at = ptr::from_mut(&mut info).cast::<usize>().wrapping_add(2);
-    // SAFETY: For this signal, `at` is the field of the address, after three numbers and padding, within the 128 bytes of `info`.
+    // SAFETY: `at` points to the address field of `info`, which follows three numbers and padding. The field is within the 128 bytes of
+    // `info`.
     unsafe { at.write(address) };
     let process = libc::pid_t::try_from(std::process::id()).expect("a process ID is a pid_t");
     // SAFETY: The call takes no arguments.

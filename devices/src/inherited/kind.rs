@@ -37,7 +37,7 @@ pub(super) enum Kind {
     Random,
     /// A tap or a macvtap interface.
     Interface,
-    /// Unix stream socket, in the file system or without a name, that clients connect to.
+    /// Listening unix stream socket, with or without a path.
     Listener,
     /// Unix stream socket that is connected to a server.
     Connection,

@@ -3,8 +3,8 @@
 //! Descriptors that the process inherited when it was started: of KVM, IOMMUFD, VFIO devices, tap interfaces, files and sockets. The
 //! process uses these descriptors instead of opening the same objects. A path `/dev/fd/N` names an inherited file or socket.
 //!
-//! Carom determines the kind of a device's descriptor from the device number (`st_rdev`) and sysfs. The path by which it was opened does
-//! not matter.
+//! Carom determines the kind of a device's descriptor from the device number (`st_rdev`) and sysfs. The path that the parent process opened
+//! does not matter.
 
 mod kind;
 
@@ -43,7 +43,7 @@ pub enum Access {
     Append,
 }
 
-/// Listening socket that one part of the VM uses at a time.
+/// Listening socket that only one part of the VM can use at a time.
 #[derive(Debug)]
 pub struct InheritedListener {
     /// The socket.
@@ -52,7 +52,7 @@ pub struct InheritedListener {
     pub in_use: Arc<()>,
 }
 
-/// Keeps `fd` for later use. `number` is the descriptor's number when the process was started.
+/// Keeps `fd` for later use. `number` is the number that the descriptor had when the process was started.
 ///
 /// # Errors
 /// The descriptor is of a kind that Carom does not use, or that can only be opened by its path.
@@ -63,7 +63,8 @@ pub fn keep(number: i32, fd: OwnedFd) -> io::Result<()> {
     if kind.is_one_of_a_kind() && kept.iter().any(|other| other.kind == kind) {
         return Err(io::Error::other("another inherited descriptor refers to the same device: pass only one of them"));
     }
-    // The number may be reused: an earlier descriptor with this number was handed over to its only user, which has closed the descriptor.
+    // Forget an earlier descriptor with this number if it was handed over to its only user. The user has closed it, so its number could be
+    // reused.
     kept.retain(|other| other.number != number || other.file.is_some());
     kept.push(Kept { number, file: Some(file), kind, in_use: Weak::new() });
     Ok(())
@@ -149,10 +150,11 @@ pub fn listener(path: &Path) -> Option<io::Result<InheritedListener>> {
     })
 }
 
-/// Like [`file()`], for a socket that is connected to a server. The socket is given out once, because its protocol cannot start again.
+/// Like [`file()`], for a socket that is connected to a server. Returns the socket only once, because the server cannot start the protocol
+/// again on the same connection.
 ///
 /// # Errors
-/// The descriptor is of another kind, or was given out already.
+/// The descriptor is of another kind, or an earlier call returned the socket.
 pub(crate) fn connection(path: &Path) -> Option<io::Result<UnixStream>> {
     with_kept(path, |kept| {
         kept.of(&Kind::Connection)?;

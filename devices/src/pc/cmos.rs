@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::platform::BusDevice;
 use crate::state::{DeviceState, StateError};
 
-/// Number of ports. One port has the index, and the other port accesses the byte at the index.
+/// Number of ports. The guest writes an index to the first port, and accesses the byte at this index through the second port.
 pub const REGISTERS_LEN: u64 = 2;
 
 /// Size of the memory in bytes.
@@ -43,28 +43,28 @@ const REGISTER_B: u8 = 0x0b;
 const REGISTER_C: u8 = 0x0c;
 /// Register D: validity of memory and time.
 const REGISTER_D: u8 = 0x0d;
-/// The century, at the index that PCs use.
+/// Index of the century, as on other PCs.
 const CENTURY: u8 = 0x32;
-/// RAM from 16 MiB up to 4 GiB, in units of 64 KiB, two bytes.
+/// Index of the two bytes with the amount of RAM from 16 MiB up to 4 GiB, in units of 64 KiB.
 const RAM_ABOVE_16_MIB: u8 = 0x34;
-/// RAM above 4 GiB, in units of 64 KiB, three bytes.
+/// Index of the three bytes with the amount of RAM above 4 GiB, in units of 64 KiB.
 const RAM_ABOVE_4_GIB: u8 = 0x5b;
 
 /// Register A as a PC's firmware sets it: 32768 Hz, 1024 ticks per second. No update is ever in progress.
 const A_AT_POWER_ON: u8 = 0x26;
 const A_UPDATE_IN_PROGRESS: u8 = 1 << 7;
-/// Register B bit: the hour is 0 to 23. If the bit is clear, the hour is 1 to 12, and bit 7 stands for the afternoon.
+/// Bit of register B. If the bit is set, hours are 0 to 23. Otherwise hours are 1 to 12, and bit 7 of the hour stands for the afternoon.
 const B_24_HOURS: u8 = 1 << 1;
-/// Register B bit: numbers are binary. If the bit is clear, numbers are two decimal digits (BCD).
+/// Bit of register B. If the bit is set, numbers are binary. Otherwise numbers are two decimal digits (BCD).
 const B_BINARY: u8 = 1 << 2;
-/// Bit of 12-hour values: afternoon.
+/// Bit of an hour in 12-hour format that stands for the afternoon.
 const AFTERNOON: u8 = 1 << 7;
-/// Register D bit: memory and time are valid.
+/// Bit of register D that reports valid memory and a valid time.
 const D_VALID: u8 = 1 << 7;
 
-/// Time for which the clock shows the same time after a read of register A. A driver first reads in register A that no update is in
-/// progress. It then reads field after field, and must not see the old minute with the new second. A real clock guarantees that no update
-/// follows within 244 µs, but exits on a busy host can take longer.
+/// Duration for which the clock stands still after a read of register A. A driver first reads in register A that no update is in progress.
+/// It then reads field after field, and must not see the old minute with the new second. A real clock guarantees that no update follows
+/// within 244 µs. VM exits on a busy host can take longer, so this clock stands still for longer.
 const HOLD_TIME: Duration = Duration::from_millis(50);
 
 /// Kind and version of the saved state.
@@ -187,7 +187,7 @@ impl Cmos {
     /// Restores `state`. The clock shows the host's current time, because the state does not contain the time.
     ///
     /// # Errors
-    /// The state is rejected. In this case nothing has changed.
+    /// The saved state is invalid, or does not match this VM. In this case nothing has changed.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let CmosState { index, cells } = state.payload(STATE.0, STATE.1)?;
         let rule = |rule: &str| StateError::rule("cells", rule);
@@ -205,8 +205,8 @@ impl Cmos {
         Ok(())
     }
 
-    /// Resets the index, and lets a stopped clock continue. The memory keeps its contents, because it has a battery on a PC. Call this
-    /// function while all vCPUs are stopped.
+    /// Resets the index, and lets a stopped clock continue. The memory keeps its contents, because on a PC the CMOS has a battery. Call
+    /// this function while all vCPUs are stopped.
     pub fn reset(&self) {
         let mut registers = self.lock();
         (registers.index, registers.held_since) = (0, None);

@@ -31,7 +31,7 @@ const STATE: (&str, u32) = ("control-port", 1);
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ControlPortState {
-    /// Written bits, and the refresh bit.
+    /// Bits that the guest has written, and the refresh bit.
     value: u8,
 }
 
@@ -51,7 +51,7 @@ impl ControlPort {
     /// Restores `state`.
     ///
     /// # Errors
-    /// The state is rejected. In this case nothing has changed.
+    /// The saved state is invalid. In this case nothing has changed.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let ControlPortState { value } = state.payload(STATE.0, STATE.1)?;
         if value & !(WRITABLE | REFRESH) != 0 {

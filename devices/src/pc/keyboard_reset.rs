@@ -8,14 +8,14 @@ use crate::platform::BusDevice;
 /// Size of the register in bytes.
 pub const REGISTERS_LEN: u64 = 1;
 
-/// Command: pulse the reset line of the processor.
+/// Command that pulses the reset line of the processor.
 const RESET: u8 = 0xfe;
 
 /// Command port. It calls a function when the guest requests a reset.
 pub struct KeyboardReset<F: Fn() + Send + Sync>(F);
 
 impl<F: Fn() + Send + Sync> KeyboardReset<F> {
-    /// Creates a port that calls `reset`.
+    /// Creates a port that calls `reset` when the guest requests a reset.
     pub fn new(reset: F) -> Self {
         Self(reset)
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! PC devices that are not on a bus. Devices that ACPI defines belong in [`acpi`](crate::acpi).
+//! Devices of a PC at fixed I/O ports. Devices that ACPI defines belong in [`acpi`](crate::acpi).
 
 pub mod cmos;
 pub mod control_port;

@@ -92,7 +92,7 @@ impl SerialPort {
     /// port received before the call is lost.
     ///
     /// # Errors
-    /// The state is rejected. In this case nothing has changed.
+    /// The saved state is invalid, or the host cannot raise the interrupt. In this case nothing has changed.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let SerialPortState(state) = state.payload(STATE.0, STATE.1)?;
         let host = |source| StateError::Host { what: "cannot raise the serial port's interrupt".into(), source };

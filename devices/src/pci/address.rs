@@ -29,7 +29,7 @@ impl PciAddress {
         Self { segment, bus: 0, device, function: 0 }
     }
 
-    /// Returns bus, device and function as the requester ID that DMA carries.
+    /// Returns the PCI requester ID of the function, which consists of bus, device and function.
     pub fn requester_id(self) -> u16 {
         (u16::from(self.bus) << 8) | (u16::from(self.device & 0x1f) << 3) | u16::from(self.function & 7)
     }
