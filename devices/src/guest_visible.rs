@@ -95,7 +95,7 @@ impl GuestVisibleMemory {
         });
         match (place, self.revoke.get()) {
             (Some((gpa, len)), Some(revoke)) if !revoke(gpa, len) => {
-                Err(io::Error::other("the host cannot revoke the access of other devices to the memory"))
+                Err(io::Error::other("the host cannot revoke the DMA access of other devices to this BAR"))
             }
             _ => Ok(()),
         }

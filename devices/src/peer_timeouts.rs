@@ -21,7 +21,7 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    /// Returns a server with a number that no other connection of the process has.
+    /// Returns a peer for a new connection, with a number that no other connection of the process has.
     pub(crate) fn new_server() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self::Server(NEXT.fetch_add(1, Ordering::Relaxed))
@@ -32,15 +32,15 @@ thread_local! {
     /// Operations of this thread. The first field is true while an operation is in progress. The second field is the number of operations
     /// begun so far.
     static CURRENT: Cell<(bool, u64)> = const { Cell::new((false, 0)) };
-    /// Total wait of this thread for each peer in an operation. An entry is the number of the operation, the peer and the time.
+    /// Total wait of this thread for each peer in an operation. An entry consists of the operation's number, the peer and the total wait.
     static WAITED: RefCell<Vec<(u64, Peer, Duration)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Group of a thread's actions that share a time limit. The group begins when this value is created, and ends when the value is dropped. It
-/// costs almost nothing if the thread never waits.
+/// Group of a thread's actions that share a time limit. The group begins when this value is created, and ends when the value is dropped. An
+/// operation costs almost nothing if the thread never waits.
 pub struct Operation {
     is_outermost: bool,
-    /// Prevents sending the operation to another thread.
+    /// Makes the type not `Send`, because the waits are recorded for each thread.
     not_send: PhantomData<*const ()>,
 }
 
@@ -67,7 +67,7 @@ impl Operation {
         })
     }
 
-    /// Records a wait of this thread.
+    /// Adds `time` to this thread's wait for `peer` in this operation. Does nothing outside an operation.
     pub(crate) fn note(peer: Peer, time: Duration) {
         let (true, operation) = CURRENT.get() else { return };
         WAITED.with_borrow_mut(|all| {
@@ -96,7 +96,7 @@ const COMES_BACK: u32 = 64;
 pub(crate) struct Budget {
     /// Maximum of `left`.
     whole: Duration,
-    /// An answer within this time is not charged.
+    /// Time for each answer that is not charged to the budget.
     free: Duration,
     left: Duration,
     /// Time at which `left` was computed.
@@ -116,7 +116,7 @@ impl Budget {
         self.left + self.free
     }
 
-    /// Charges a wait to the budget.
+    /// Charges a wait between `from` and `to` to the budget.
     pub(crate) fn pay(&mut self, from: Instant, to: Instant) {
         self.refill(to);
         let held = to.saturating_duration_since((from + self.free).max(self.paid));

@@ -97,12 +97,12 @@ pub struct MsiMessage {
 pub trait MsiVectors: Send + Sync {
     /// Returns the number of vectors.
     fn count(&self) -> u16;
-    /// Returns the event of `vector`. A write to it raises the interrupt without an exit to the VMM. If the vector is unrouted (masked), a
-    /// written event stays pending, and fires once the vector is routed again. While the vector is routed, only the host's kernel reads the
-    /// event. Another process may share the event, and may clear its `O_NONBLOCK` flag. So ordinary reads and writes of the event may
-    /// block.
+    /// Returns the event of `vector`. A write to the event raises the interrupt without an exit to the VMM. If the vector is unrouted
+    /// (masked), a written event stays pending, and fires once the vector is routed again. While the vector is routed, only the host's
+    /// kernel reads the event. Another process may share the event, and may clear its `O_NONBLOCK` flag. So ordinary reads and writes of
+    /// the event may block.
     fn event(&self, vector: u16) -> Option<&EventFd>;
-    /// Routes `vector` to `message`, or unroutes (masks) it with `None`.
+    /// Routes `vector` to `message`. If `message` is `None`, unroutes (masks) the vector.
     fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()>;
     /// Raises `vector` on behalf of the VMM.
     fn trigger(&self, vector: u16) -> io::Result<()>;
@@ -134,8 +134,9 @@ pub trait MemorySlots: Send + Sync {
     /// Maps `host` into the guest at guest-physical address `gpa`. Returns the slot.
     ///
     /// # Safety
-    /// The range must stay mapped in this process, by any mapping, until the slot is removed. Nothing in this process may hold a Rust
-    /// reference to its bytes, because the guest reads and writes them at any time.
+    /// Until the slot is removed, memory must be mapped at all addresses of the range in this process. This mapping may be replaced by
+    /// another mapping. Nothing in this process may hold a Rust reference to the bytes of the range, because the guest reads and writes
+    /// them at any time.
     unsafe fn insert(&self, gpa: u64, host: HostRange, read_only: bool) -> io::Result<u32>;
     /// Like [`insert`](Self::insert), but for memory of a device. An implementation that tracks the contents of slots lets other devices of
     /// the guest access this memory.
@@ -146,8 +147,8 @@ pub trait MemorySlots: Send + Sync {
         // SAFETY: The range stays mapped as long as a clone of it exists. No reference to its bytes exists.
         unsafe { self.insert(gpa, range.host(), range.is_read_only()) }
     }
-    /// Blocks access by other devices, because the contents of the slot will not respond for a while. Other devices can access the contents
-    /// again after the guest maps them again.
+    /// Revokes the access of other devices to the memory of the slot. Call this function before the memory stops responding for a while.
+    /// Other devices can access the memory again after the guest maps it again.
     ///
     /// # Errors
     /// Other devices may still have access.
@@ -155,7 +156,7 @@ pub trait MemorySlots: Send + Sync {
         let _ = slot;
         Ok(())
     }
-    /// Removes the slot. This is expensive for the whole VM, because KVM drops all its shadow entries.
+    /// Removes the slot. This is expensive for the whole VM, because KVM drops all shadow page table entries of the VM.
     fn remove(&self, slot: u32) -> io::Result<()>;
 }
 
@@ -186,7 +187,7 @@ pub trait DeviceObserver: Send + Sync {
 /// Notice of the host about a host device that the guest uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostNotice {
-    /// The device had an uncorrectable error. Reads from the device and writes to it are unreliable since then.
+    /// The device had an uncorrectable error. Reads from the device and writes to the device are unreliable from then on.
     Failed,
     /// The host wants the device back, and waits until this process closes the device. The host repeats this notice from time to time.
     Requested,

@@ -2,8 +2,8 @@
 
 //! pvpanic, a PCI device that a guest's kernel uses to report that it has panicked (QEMU, `docs/specs/pvpanic`).
 //!
-//! It has one register of one byte. A read returns the supported events, and a write reports events. The third event of the
-//! specification, a regular shutdown, is not supported, because ACPI reports it.
+//! The device has one register of one byte. A read returns the supported events, and a write reports events. The third event of the
+//! specification, a regular shutdown, is not supported, because ACPI already reports a shutdown.
 
 use std::io;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const IDENTITY: Identity = Identity {
 /// BAR of the register. The specification defines a size of 2 bytes, but a memory BAR has at least 16 bytes.
 const BAR: Bar = Bar { index: 0, kind: BarKind::Memory32 { prefetchable: false }, size: 16 };
 
-/// Events by their bit in the register.
+/// Supported events, and their bits in the register.
 const EVENTS: [(u8, DeviceEvent); 2] = [(1 << 0, DeviceEvent::Panicked), (1 << 1, DeviceEvent::CrashLoaded)];
 
 /// Kind and version of the saved state.
@@ -55,7 +55,8 @@ pub struct PvPanic {
 }
 
 impl PvPanic {
-    /// Creates a device that reports each event to `observer` only once until the next reset. `id` is its name in logs and the API.
+    /// Creates a device that reports each event to `observer` only once until the next reset. `id` is the device's name in logs and the
+    /// API.
     pub fn new(id: String, observer: Arc<dyn DeviceObserver>) -> Self {
         let mut config = ConfigSpace::new(IDENTITY);
         config.add_bar(BAR);

@@ -25,7 +25,7 @@ pub enum RamError {
     #[error("RAM has no region")]
     Empty,
     /// The regions are out of order or overlap.
-    #[error("the RAM region at {0:#x} must begin after the end of the region before it")]
+    #[error("the RAM region at {0:#x} must begin after the end of the preceding region")]
     Order(u64),
     /// RAM has no place for another region.
     #[error("RAM has its maximum of {0} regions already")]
@@ -38,13 +38,13 @@ pub enum RamError {
 /// All RAM of a guest, by guest-physical address.
 ///
 /// While other threads use the RAM, new regions can be added after the existing regions, and the last region can be withdrawn. All regions,
-/// even withdrawn ones, stay mapped as long as the RAM exists. So a thread may keep a region that it has found. A look-up takes O(log n)
-/// time and no lock.
+/// even withdrawn ones, stay mapped as long as the RAM exists. So a thread may continue to access a region that it has found. A look-up
+/// takes O(log n) time and no lock.
 #[derive(Debug)]
 pub struct Ram {
     /// Registered names of the regions, for messages about lost memory. The registrations are dropped before the regions are unmapped.
     names: Mutex<Vec<Registration>>,
-    /// Places of regions. Places with a region come first, in order of their addresses.
+    /// Places of regions. The places with a current region are first, in order of their addresses.
     places: Vec<Place>,
     /// Held while regions are added or withdrawn.
     changing: Mutex<()>,
@@ -71,10 +71,10 @@ fn current(place: &Place) -> Option<&RamRegion> {
 }
 
 impl Ram {
-    /// Creates RAM of `regions`, in order of their addresses. Up to `more` regions can be added later.
+    /// Creates RAM from `regions`, which must be in ascending order of their addresses. Up to `more` regions can be added later.
     ///
     /// # Errors
-    /// There is no region, or the regions are out of order.
+    /// There is no region, or the regions are out of order or overlap.
     pub fn new(regions: Vec<RamRegion>, more: usize) -> Result<Self, RamError> {
         if regions.is_empty() {
             return Err(RamError::Empty);
@@ -143,7 +143,7 @@ impl Ram {
         tenant.is_some()
     }
 
-    /// Returns a withdrawn region with these addresses, which [`add_again`](Self::add_again) would add.
+    /// Returns the withdrawn region with these addresses that [`add_again`](Self::add_again) would add.
     pub fn withdrawn(&self, gpa: GuestAddress, len: u64) -> Option<&RamRegion> {
         self.withdrawn_tenant(gpa, len).map(|tenant| &tenant.region)
     }
@@ -189,7 +189,7 @@ impl GuestMemoryBackend for Ram {
     fn find_region(&self, addr: GuestAddress) -> Option<&RamRegion> {
         let begins = |place: &Place| current(place).is_some_and(|region| region.start_addr() <= addr);
         let found = self.get(self.places.partition_point(begins).checked_sub(1)?)?;
-        // Another thread may have changed the region in this place meanwhile.
+        // Another thread may have changed the region in this place during the search.
         (found.start_addr() <= addr && addr <= found.last_addr()).then_some(found)
     }
 

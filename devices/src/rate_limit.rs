@@ -28,7 +28,7 @@ pub struct BucketParams {
     pub refill_time: Duration,
 }
 
-/// Limits of a limiter.
+/// Limits of a [`RateLimiter`]. `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RateLimits {
     /// Limit on bytes.
@@ -71,7 +71,7 @@ impl Bucket {
         self.parts = self.parts.saturating_add(come).min(self.size * self.refill_time);
     }
 
-    /// Returns the time until a token is available.
+    /// Returns the time until a token is available, or `None` if a token is available now.
     fn wait(&self) -> Option<Duration> {
         if self.burst != 0 || self.parts >= self.refill_time {
             return None;
@@ -106,7 +106,7 @@ impl RateLimiter {
         Self(Mutex::new(Buckets { bandwidth: bucket(limits.bandwidth), ops: bucket(limits.ops) }))
     }
 
-    /// Lets a request of `bytes` bytes pass.
+    /// Lets a request of `bytes` bytes pass if the limits allow it, and takes the request's tokens.
     ///
     /// # Errors
     /// The request does not pass now, and no tokens were taken. The error is the time, at most an hour, after which the caller should try
@@ -193,7 +193,7 @@ mod tests {
         let (limiter, start) = made(bucket(u64::MAX, u64::MAX, Duration::MAX), bucket(1, 0, Duration::MAX));
         assert_eq!(limiter.pass(u64::MAX, start), Ok(()));
         assert_eq!(limiter.pass(u64::MAX, start), Err(MOST_WAIT));
-        // Of two threads, the thread that reads the clock first may call `pass` last.
+        // If two threads call `pass`, the thread that reads the clock first may call `pass` last. So `now` may go backwards.
         assert!(limiter.pass(1, start.checked_sub(SECOND).unwrap_or(start)).is_err());
         assert_eq!(limiter.pass(1, start + Duration::from_millis(u32::MAX.into())), Ok(()));
         let (none, start) = made(None, None);
@@ -201,8 +201,8 @@ mod tests {
     }
 
     proptest! {
-        /// In any period, the bytes that pass are at most the tokens that the bucket holds and regains, plus one request. A request that
-        /// waits for the reported time passes.
+        /// Checks that the bytes that pass in any period are at most the tokens that the bucket holds and regains, plus one request. Also
+        /// checks that a request passes after the reported wait.
         #[test]
         fn rate_is_kept_and_reported_waits_suffice(
             size in 1u64..10_000,
@@ -231,7 +231,7 @@ mod tests {
                 let mut sum = 0u128;
                 for (to, bytes) in &passed[first..] {
                     let come = u128::from(size) * (*to - *from).as_nanos() / refill_time.as_nanos();
-                    // The last request needs only one token.
+                    // `sum` does not include the last request, because this request needs only one token.
                     prop_assert!(sum <= u128::from(size) + u128::from(burst) + come, "{} bytes", sum);
                     sum += u128::from(*bytes);
                 }

@@ -26,7 +26,7 @@ pub struct DeviceState {
 #[derive(Debug, Error)]
 pub enum StateError {
     /// The state belongs to another kind of device.
-    #[error("the state is of kind '{found}', not '{wanted}'")]
+    #[error("the saved state is of kind '{found}', but the device needs kind '{wanted}'")]
     Kind {
         /// Kind of the device that should restore the state.
         wanted: &'static str,
@@ -35,7 +35,7 @@ pub enum StateError {
     },
     /// The state has a format that this program does not read.
     #[error(
-        "the state of '{kind}' has version {found}; this program reads version {wanted}: restore it with the release that saved it"
+        "the state of '{kind}' has version {found}, but this program reads only version {wanted}: restore it with the release that saved it"
     )]
     Version {
         /// Kind of the device.
@@ -141,10 +141,10 @@ mod tests {
     fn state_of_another_kind_version_or_form_is_refused() {
         let state = DeviceState::new("register", 3, &Register { value: 7 }).unwrap();
         let refused = |kind, version| state.payload::<Register>(kind, version).unwrap_err().to_string();
-        assert_eq!(refused("timer", 3), "the state is of kind 'register', not 'timer'");
+        assert_eq!(refused("timer", 3), "the saved state is of kind 'register', but the device needs kind 'timer'");
         assert_eq!(
             refused("register", 4),
-            "the state of 'register' has version 3; this program reads version 4: restore it with the release that saved it"
+            "the state of 'register' has version 3, but this program reads only version 4: restore it with the release that saved it"
         );
         let state = DeviceState::new("register", 3, &[1, 2]).unwrap();
         assert!(

@@ -5,18 +5,18 @@
 use std::hint;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
-/// Locks `mutex`, even after a thread panicked while it held the lock. This is sound because every statement of a device leaves its state
-/// valid. A vCPU thread that panicked must not make other threads panic before the VM is torn down.
+/// Locks `mutex`, even after a thread panicked while it held the lock. This is sound, because the state of a device is valid after every
+/// statement of its code. A vCPU thread that panicked must not make other threads panic before the VM is shut down.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Like [`lock`], for one of several readers.
+/// Like [`lock`], but locks for reading, together with other readers.
 pub(crate) fn read_lock<T: ?Sized>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Like [`lock`], for the only writer.
+/// Like [`lock`], but locks for writing.
 pub(crate) fn write_lock<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }

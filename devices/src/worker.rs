@@ -58,7 +58,7 @@ pub trait Task: Send + 'static {
     /// Does the pending work. Between two pieces of work, the task must check [`Orders::call`], and return if the result is true. The
     /// next call of `run` does the remaining work.
     fn run(&mut self, orders: &Orders) -> Wait;
-    /// Called before the thread pauses or ends. When this returns, no operation that the task began may be in progress.
+    /// Called before the thread pauses or ends. When this function returns, no operation that the task began may be in progress.
     fn settle(&mut self) {}
     /// Returns the file that [`Wait::Source`] waits for.
     fn source(&self) -> Option<BorrowedFd<'_>> {
@@ -66,7 +66,7 @@ pub trait Task: Send + 'static {
     }
     /// Called if [`begin`](Self::begin) or [`run`](Self::run) panicked. `run` is not called again.
     fn panicked(&self);
-    /// Called after [`panicked`](Self::panicked). When this returns, no operation that the task began may be in progress.
+    /// Called after [`panicked`](Self::panicked). When this function returns, no operation that the task began may be in progress.
     fn abandon(&mut self) {}
 }
 
@@ -116,8 +116,8 @@ pub struct Worker<T: Task> {
 }
 
 impl<T: Task> Worker<T> {
-    /// Starts a thread. If `paused` is true, the thread is paused. Otherwise it runs `task` once. It runs `task` again after each write to
-    /// `doorbell`.
+    /// Starts a thread. If `paused` is true, the thread is paused. Otherwise the thread runs `task` once. After each write to `doorbell`,
+    /// the thread runs `task` again.
     ///
     /// # Errors
     /// The host cannot create a thread or a descriptor.
@@ -128,7 +128,7 @@ impl<T: Task> Worker<T> {
     /// Like [`spawn`](Self::spawn), but pins the thread to `cpus`.
     ///
     /// # Errors
-    /// The host cannot create a thread or a descriptor, or a CPU cannot be used.
+    /// The host cannot create a thread or a descriptor, or the thread cannot use a CPU of `cpus`.
     pub fn spawn_on(
         cpus: Option<HostCpus>,
         name: String,
@@ -202,14 +202,14 @@ struct Rung {
     doorbell: bool,
 }
 
-/// Value while it is unknown which events were written: assumes that both were written.
+/// Value for events whose state is unknown. It assumes that both events were written.
 const UNKNOWN: Rung = Rung { wake: true, doorbell: true };
 
 fn work<T: Task>(orders: &Orders, task: &Mutex<T>, doorbell: &EventFd) {
     let mut rung = UNKNOWN;
     while orders.may_run(|| lock(task).settle()) {
-        // An event written from here on wakes the thread again. An event that was not written is not read, because each read costs a
-        // system call. With `UNKNOWN`, both events are read. A read of an event that was not written fails, so errors are ignored.
+        // Read the written events, so that only a new write wakes the thread again. Other events are not read, because each read costs a
+        // system call. With `UNKNOWN`, an event may be read that was not written. Such a read fails, so ignore errors.
         let _ = rung.wake.then(|| orders.wake.read());
         let _ = rung.doorbell.then(|| doorbell.read());
         let mut task = lock(task);

@@ -45,7 +45,7 @@ pub(super) fn watch() -> io::Result<()> {
     }
     // SAFETY: The loop above has written each element.
     let before = before.map(|before| unsafe { before.assume_init() });
-    BEFORE.set(before).map_err(|_| io::Error::other("these signals are watched already"))?;
+    BEFORE.set(before).map_err(|_| io::Error::other("the handlers for failure signals are installed already"))?;
     for (signal, _) in FATAL {
         // SAFETY: Zeros are a valid action.
         let mut action: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -51,7 +51,7 @@ pub fn watch(signal_to_wake: i32) -> io::Result<()> {
     }
     // SAFETY: The call above has written the action.
     let before = unsafe { before.assume_init() };
-    BEFORE.set(before).map_err(|_| io::Error::other("SIGBUS is watched already"))?;
+    BEFORE.set(before).map_err(|_| io::Error::other("the handler for SIGBUS is installed already"))?;
     wake::set_signal(signal_to_wake);
     // SAFETY: Zeros are a valid action.
     let mut action: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -199,7 +199,7 @@ impl Kept {
 /// Returns the error for a descriptor that was handed over to its only user. Only connections stay in the list after they were handed over.
 fn spent() -> io::Error {
     io::Error::other(
-        "the connection of this descriptor is used up: it serves one boot of one device; start carom with a new connection",
+        "the connection of this descriptor is used up, because each connection serves only one boot of one device; start carom with a new connection",
     )
 }
 

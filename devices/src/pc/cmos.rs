@@ -196,7 +196,7 @@ impl Cmos {
         let mut registers = self.lock();
         let same = |at: &u8| cells[usize::from(*at)] == registers.cells[usize::from(*at)];
         if !(0..=INDEX_MASK).filter(|at| !is_writable(*at)).all(|at| same(&at)) {
-            return Err(rule("the saved cells differ from this VM's at an index that no guest can write"));
+            return Err(rule("the saved cells differ from the cells of this VM at an index that no guest can write"));
         }
         if cells[usize::from(REGISTER_A)] & A_UPDATE_IN_PROGRESS != 0 {
             return Err(rule("the saved register A reports an update in progress, but this clock never does"));

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Addresses of BARs. The VMM assigns them, and the guest may move the BARs.
+//! Addresses of BARs. The VMM assigns the first addresses, and the guest may then move the BARs.
 //!
 //! A BAR keeps its place in the guest's address space while its decoding is off. To learn the size of a BAR, an operating system turns
-//! decoding off, writes ones and reads them back, restores the address, and turns decoding on. These steps cost nothing here, because the
-//! BAR's place does not change. A BAR loses its place only when it is decoded at another address, or when another BAR is decoded at this
-//! place.
+//! decoding off, writes ones and reads them back, restores the address, and turns decoding on. These steps leave the address space
+//! unchanged, because the BAR keeps its place. A BAR loses its place only when it is decoded at another address, or when another BAR is
+//! decoded at this place.
 //!
 //! If the guest moves a BAR to a forbidden address, the BAR stays at its old place. It moves once the new address is allowed. If another
-//! BAR needs the old place before that, the BAR has no place until it can move.
+//! BAR takes the old place before this move, the first BAR has no place until it can move.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use super::{Bar, BarKind, PciDevice, PciError};
 use crate::platform::{AddressSpace, BusDevice, Space};
 use crate::state::StateError;
 
-/// Addresses that BARs may have. The guest may move BARs within these windows, so nothing else may be in them.
+/// Addresses that BARs may have. The guest may move BARs within these windows, so nothing else may be in the windows.
 #[derive(Clone, Debug)]
 pub struct BarWindows {
     /// I/O ports.
@@ -188,7 +188,7 @@ impl Claims {
         }
     }
 
-    /// Removes the BARs of `owner` from the guest's view and frees their addresses.
+    /// Removes the BARs of `owner` from the guest's address spaces, and frees the addresses of the BARs.
     pub(super) fn release(&mut self, owner: u8) {
         let (going, staying) = std::mem::take(&mut self.list).into_iter().partition(|claim| claim.owner == owner);
         self.list = staying;
@@ -273,7 +273,7 @@ impl Claims {
             if let Some(address) = claim.access.device.bar_address(bar).filter(|address| claim.place != Some(*address))
             {
                 let rule = format!(
-                    "the guest has moved this BAR to the forbidden address {address:#x}, so the VM cannot be saved"
+                    "the VM cannot be saved, because the guest has requested the forbidden address {address:#x} for this BAR; reset the VM first"
                 );
                 return Err(StateError::rule(format!("BAR {bar}"), rule));
             }
@@ -324,7 +324,7 @@ impl Claims {
         for at in others {
             self.evict(at)?;
         }
-        let map = self.space.upgrade().ok_or("the address space is gone")?;
+        let map = self.space.upgrade().ok_or("the address space no longer exists")?;
         let claim = &self.list[index];
         map.insert(space, address, size, claim.access.clone()).map_err(|error| error.to_string())?;
         if let Some(old) = claim.place {
@@ -337,7 +337,8 @@ impl Claims {
         Ok(())
     }
 
-    /// Removes a BAR from its place, because it is not decoded or its function requests another address.
+    /// Removes a BAR from its place, so that another BAR can take the place. The removed BAR is not decoded, or its function requests
+    /// another address.
     fn evict(&mut self, index: usize) -> Result<(), String> {
         let claim = &mut self.list[index];
         let (id, bar) = (claim.access.device.id(), claim.bar().index);
@@ -345,7 +346,7 @@ impl Claims {
             .access
             .device
             .bar_released(bar)
-            .map_err(|error| format!("BAR {bar} of {id} cannot be removed: {error}"))?;
+            .map_err(|error| format!("cannot remove BAR {bar} of {id} from this address: {error}"))?;
         claim.set_decoded(false);
         let space = claim.space();
         if let (Some(place), Some(map)) = (claim.place.take(), self.space.upgrade()) {

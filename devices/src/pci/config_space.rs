@@ -40,7 +40,7 @@ pub struct Capability<'a> {
     pub writable: &'a [u8],
 }
 
-/// Bytes that a guest has written to a configuration space. All other bytes come from the code of the function.
+/// Bytes of a configuration space that the guest can change. The code of the function determines all other bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigState {
@@ -90,7 +90,7 @@ impl ConfigSpace {
         space
     }
 
-    /// Sets bytes, even if the guest may not write them. Bytes beyond the space are dropped.
+    /// Sets bytes, even if the guest may not write them. Ignores bytes beyond the space.
     pub fn preset(&mut self, offset: u16, data: &[u8]) {
         for (byte, value) in self.bytes.iter_mut().skip(offset.into()).zip(data) {
             *byte = *value;
@@ -178,7 +178,7 @@ impl ConfigSpace {
         &self.bars
     }
 
-    /// Sets BAR `index`, as firmware would.
+    /// Sets the address in BAR `index`, as firmware would.
     pub fn assign_bar(&mut self, index: u8, address: u64) {
         let Some(bar) = self.bars.iter().find(|bar| bar.index == index).copied() else { return };
         let value = (address & !(bar.size - 1)) | u64::from(bar.kind.flags());
@@ -200,7 +200,7 @@ impl ConfigSpace {
         Some((high | u64::from(self.dword(offset))) & !(bar.size - 1))
     }
 
-    /// Returns the bytes that the guest has written.
+    /// Returns the bytes that the guest can change.
     pub fn state(&self) -> ConfigState {
         let written: Vec<(u16, u8)> = (0..CONFIG_SIZE)
             .zip(self.bytes.iter().zip(&self.writable))
@@ -213,7 +213,7 @@ impl ConfigSpace {
         ConfigState { registers: runs.map(run).collect() }
     }
 
-    /// Restores the bytes that the guest had written. The caller must apply their effects, such as the decoding of BARs.
+    /// Restores the bytes that the guest can change. The caller must apply the effects of these bytes, such as the decoding of BARs.
     ///
     /// # Errors
     /// The state belongs to a function with other registers. In this case nothing has changed.
@@ -224,7 +224,7 @@ impl ConfigSpace {
         if shape(state) != shape(&self.state()) {
             return Err(StateError::rule(
                 "registers",
-                "the saved registers differ from those that a guest may write in this function",
+                "the saved registers differ from the registers that a guest may write in this function",
             ));
         }
         let bytes = state.registers.iter().flat_map(|run| (run.offset..).zip(&run.bytes));

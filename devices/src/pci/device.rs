@@ -41,20 +41,20 @@ pub trait PciDevice: Send + Sync {
     fn bar_address(&self, index: u8) -> Option<u64> {
         self.config()?.bar_address(index)
     }
-    /// Called after BAR `index` is decoded at `address`. No other device or memory of the VM is in this range. If the BAR is mapped into
-    /// the guest, the device creates or moves its memory slots here. After decoding was turned off and on, the call is repeated with the
-    /// same address.
+    /// Called after BAR `index` is decoded at `address`. No other device or memory of the VM is in this range. If the device maps the BAR
+    /// into the guest, this function creates or moves the memory slots. When the guest turns decoding off and on again, the bus repeats the
+    /// call with the same address.
     fn bar_moved(&self, _index: u8, _address: u64) -> io::Result<()> {
         Ok(())
     }
     /// Called when BAR `index` loses the address of its last [`PciDevice::bar_moved`]. This happens if another BAR takes the address, or
-    /// the function is removed from the bus. If the BAR is mapped into the guest, the device removes its memory slots here.
+    /// the function is removed from the bus. If the device maps the BAR into the guest, this function removes the memory slots.
     fn bar_released(&self, _index: u8) -> io::Result<()> {
         Ok(())
     }
-    /// Reads at `offset` in BAR `index`. `offset + data.len()` is at most the BAR's size. A function without BARs does nothing.
+    /// Reads at `offset` in BAR `index`. `offset + data.len()` is at most the BAR's size. The default is for functions without BARs.
     fn read_bar(&self, _index: u8, _offset: u64, _data: &mut [u8]) {}
-    /// Writes at `offset` in BAR `index`. `offset + data.len()` is at most the BAR's size. A function without BARs does nothing.
+    /// Writes at `offset` in BAR `index`. `offset + data.len()` is at most the BAR's size. The default is for functions without BARs.
     fn write_bar(&self, _index: u8, _offset: u64, _data: &[u8]) {}
     /// True if BAR `index` is ordinary memory of this process, so that no code handles accesses to the BAR.
     fn is_memory(&self, index: u8) -> bool {
@@ -82,7 +82,7 @@ pub trait PciDevice: Send + Sync {
     /// addresses of decoded BARs. Called with all vCPUs stopped.
     ///
     /// # Errors
-    /// The state is rejected. The device can then only be [reset](PciDevice::reset).
+    /// The saved state is invalid, or does not match the device. The device can then only be [reset](PciDevice::reset).
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let _ = state;
         Err(StateError::Unsupported(

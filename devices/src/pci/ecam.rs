@@ -18,7 +18,7 @@ pub struct Ecam {
 }
 
 impl Ecam {
-    /// Size of one bus in guest-physical memory, in bytes.
+    /// Size of the registers of one bus in guest-physical memory, in bytes.
     pub const SIZE: u64 = 1 << 20;
 
     /// Creates the mechanism for `root`.
@@ -26,7 +26,7 @@ impl Ecam {
         Self { root }
     }
 
-    /// Returns the size of the whole mechanism in guest-physical memory, in bytes.
+    /// Returns the size of the registers of all segments in guest-physical memory, in bytes.
     pub fn size(&self) -> u64 {
         Self::SIZE * u64::from(self.root.segments())
     }
@@ -62,13 +62,13 @@ const PORTS_STATE: (&str, u32) = ("pci-config-ports", 1);
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ConfigPortsState {
-    /// The address port.
+    /// Value of the address port.
     address: u32,
 }
 
 /// Configuration mechanism #1 (PCI Local Bus 3.0, section 3.2.2.3.2): an address port and a data port, for the first 256 bytes of
-/// configuration space. The second byte of the address port is the reset control register of Intel's chipsets (ICH9 datasheet,
-/// section 13.7.5). Firmware uses it to reset the machine.
+/// configuration space. The second byte of the address port is the reset control register of Intel's chipsets (ICH9 datasheet, section
+/// 13.7.5). Firmware uses this register to reset the machine.
 pub struct ConfigPorts {
     root: Arc<PciRoot>,
     address: AtomicU32,
@@ -84,7 +84,7 @@ impl ConfigPorts {
     const ENABLE: u32 = 1 << 31;
     /// Offset of the reset control register. It accepts only writes of one byte.
     const RESET_CONTROL: u64 = 1;
-    /// Bit of the reset control register: reset now.
+    /// Bit of the reset control register that resets the machine.
     const RESET_CPU: u8 = 1 << 2;
 
     /// Creates the ports for `root`. `reset` is called when the guest asks for a reset.
@@ -104,7 +104,7 @@ impl ConfigPorts {
     /// Restores `state`. Every address is valid, because a guest can write any value.
     ///
     /// # Errors
-    /// The state is rejected. In this case nothing has changed.
+    /// The saved state is invalid. In this case nothing has changed.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let ConfigPortsState { address } = state.payload(PORTS_STATE.0, PORTS_STATE.1)?;
         self.address.store(address, Ordering::Relaxed);

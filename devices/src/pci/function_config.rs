@@ -35,12 +35,12 @@ impl FunctionConfig {
         lock(&self.current).bar_address(index)
     }
 
-    /// Reads as the guest does.
+    /// Reads configuration space as the guest does.
     pub fn read(&self, offset: u16, data: &mut [u8]) {
         lock(&self.current).read(offset, data);
     }
 
-    /// Writes as the guest does.
+    /// Writes configuration space as the guest does.
     pub fn write(&self, offset: u16, data: &[u8]) {
         lock(&self.current).write(offset, data);
     }
@@ -51,15 +51,15 @@ impl FunctionConfig {
         *lock(&self.current) = power_on;
     }
 
-    /// Returns the registers that the guest has written.
+    /// Returns the registers that the guest can change.
     pub fn state(&self) -> ConfigState {
         lock(&self.current).state()
     }
 
-    /// Restores the registers that the guest has written.
+    /// Restores the registers that the guest can change.
     ///
     /// # Errors
-    /// The function has no such registers. In this case nothing has changed.
+    /// The state belongs to a function with other registers. In this case nothing has changed.
     pub fn restore(&self, state: &ConfigState) -> Result<(), StateError> {
         lock(&self.current).restore(state)
     }

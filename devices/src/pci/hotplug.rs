@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Hotplug on the root buses. The guest's ACPI methods read these registers to learn which devices were added or must be removed. The
-//! methods write another register to release devices.
+//! Registers for hotplug on the root buses. The guest's ACPI methods read two registers to learn which devices were added or must be
+//! removed. The methods write another register to release devices.
 //!
 //! | offset | register | access |
 //! | --- | --- | --- |
@@ -33,13 +33,13 @@ const EJECT: u64 = 8;
 /// Kind and version of the saved state.
 const STATE: (&str, u32) = ("pci-hotplug", 1);
 
-/// Saved state: added devices that the guest has not read about yet.
+/// Saved state: added devices whose bits the guest has not read yet.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HotplugState {
-    /// Bit n: device n of segment 0 was added.
+    /// Devices of segment 0. Bit n is set if device n was added.
     came: u32,
-    /// Added devices of the other segments, in the order of the segments.
+    /// Devices of segments 1 and up, with one mask for each segment.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     came_on_others: Vec<u32>,
 }
@@ -148,13 +148,13 @@ impl HotplugRegisters {
     /// controllers must be restored, and all devices must be on the bus.
     ///
     /// # Errors
-    /// The state is rejected. In this case nothing has changed.
+    /// The saved state is invalid, or does not match the bus. In this case nothing has changed.
     pub fn restore(&self, saved: &DeviceState) -> Result<(), StateError> {
         let HotplugState { came, came_on_others } = saved.payload(STATE.0, STATE.1)?;
         let came: Vec<u32> = [came].into_iter().chain(came_on_others).collect();
         let mut states = lock(&self.states);
         if came.len() != states.len() {
-            let rule = format!("the saved state has {} segments instead of {}", came.len(), states.len());
+            let rule = format!("the saved state has {} PCI segments, but this VM has {}", came.len(), states.len());
             return Err(StateError::rule("came", rule));
         }
         let there = self.root.devices();
@@ -221,7 +221,8 @@ impl BusDevice for HotplugBank {
         self.registers.drive(&states);
     }
 
-    /// Releases devices. A device whose removal was not requested stays, because the guest cannot change the VM's configuration.
+    /// Removes the devices that the guest releases. A device whose removal was not requested stays, because the guest cannot change the
+    /// VM's configuration.
     fn write(&self, offset: u64, data: &[u8]) {
         let (EJECT, Ok(data)) = (offset, <[u8; 4]>::try_from(data)) else { return };
         let mut states = lock(&self.registers.states);
@@ -453,7 +454,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest writes and reads, a device leaves only if its removal was requested.
+        /// Checks that a device leaves only if its removal was requested, during any sequence of guest reads and writes.
         #[test]
         fn guest_decides_only_when_a_device_leaves(
             steps in prop::collection::vec((0u8..4, 2u8..6, any::<u32>(), 0u64..13), 0..60),

@@ -15,11 +15,11 @@ use crate::state::StateError;
 
 /// Size of a table entry in bytes: message address (8), data (4), vector control (4).
 pub const ENTRY_SIZE: u64 = 16;
-/// Message control bit: all vectors are masked.
+/// Bit of the message control register that masks all vectors.
 pub const CONTROL_FUNCTION_MASK: u16 = 1 << 14;
-/// Message control bit: MSI-X is on.
+/// Bit of the message control register that turns MSI-X on.
 pub const CONTROL_ENABLE: u16 = 1 << 15;
-/// Vector control bit: the vector is masked. All other bits are reserved and read as zero.
+/// Bit of vector control that masks the vector. All other bits are reserved and read as zero.
 const VECTOR_MASK: u32 = 1;
 
 /// Reason why an MSI-X table cannot be changed.
@@ -74,7 +74,7 @@ pub struct MsixTable {
     control: u16,
     /// True if the function may be a bus master. Otherwise the function cannot send messages, because a message is a write to memory.
     on_bus: bool,
-    /// One bit for each vector. It is set if [`trigger`](Self::trigger) was called while the vector was masked. An interrupt that
+    /// One bit for each vector. A bit is set if [`trigger`](Self::trigger) was called while the vector was masked. An interrupt that
     /// hardware raised waits in the vector's event instead.
     pending: Vec<u64>,
 }
@@ -111,15 +111,15 @@ impl MsixTable {
     /// Handles the guest's write to the message control register. Only the enable and function mask bits count.
     ///
     /// # Errors
-    /// The error names the first vector that the interrupt controller rejects. All vectors that the controller accepts have their routes.
-    /// The next change tries the rejected vectors again. All functions that change routes return errors in this way.
+    /// The error names the first vector that the interrupt controller rejects. All other vectors get their routes. The next change of the
+    /// table tries the rejected vectors again. All methods that change routes return such errors.
     pub fn set_control(&mut self, control: u16) -> Result<(), MsixError> {
         self.control = control & (CONTROL_ENABLE | CONTROL_FUNCTION_MASK);
         self.apply_all()
     }
 
-    /// Sets whether the function may be a bus master. Otherwise the function's messages stay pending. In a new table, the function may be a
-    /// bus master. A reset does not change this setting.
+    /// Allows or forbids the function to be a bus master. While this is forbidden, the function's messages stay pending. A new table allows
+    /// it. A reset does not change this setting.
     pub fn set_on_bus(&mut self, on_bus: bool) -> Result<(), MsixError> {
         self.on_bus = on_bus;
         self.apply_all()
@@ -168,8 +168,8 @@ impl MsixTable {
         }
     }
 
-    /// Returns one bit for each of the eight vectors from `first` on. A bit is set if an interrupt waits in the vector's event
-    /// for the vector to be unmasked.
+    /// Returns one bit for each of the eight vectors from `first` on. A bit is set if an interrupt waits in the vector's event because the
+    /// vector is masked.
     fn waiting(&self, first: usize) -> u8 {
         let masked = |bit: &u8| {
             let entry = self.entries.get(first + usize::from(*bit));

@@ -41,9 +41,9 @@ pub const EXTENDED: u16 = 0x100;
 pub const COMMAND_IO: u16 = 1 << 0;
 /// Command bit: the function answers in memory space.
 pub const COMMAND_MEMORY: u16 = 1 << 1;
-/// Command bit: the function may be a bus master (DMA, MSI).
+/// Command bit: the function may be a bus master, which DMA and MSI require.
 pub const COMMAND_BUS_MASTER: u16 = 1 << 2;
-/// Command bit: INTx disabled.
+/// Command bit: INTx is disabled.
 pub const COMMAND_INTX_DISABLE: u16 = 1 << 10;
 /// Status bit: the function has a list of capabilities.
 pub const STATUS_CAPABILITIES: u16 = 1 << 4;
@@ -56,7 +56,7 @@ pub const PM_CONTROL: u16 = 4;
 pub const PM_CONTROL_STATE: u16 = 3;
 /// Capability ID of MSI.
 pub const CAP_MSI: u8 = 0x05;
-/// Capability ID of vendor-specific capabilities; virtio uses it.
+/// Capability ID of vendor-specific capabilities, such as the capabilities of virtio.
 pub const CAP_VENDOR: u8 = 0x09;
 /// Capability ID of PCI Express.
 pub const CAP_EXPRESS: u8 = 0x10;

@@ -44,14 +44,14 @@ impl FunctionState {
     }
 }
 
-/// PCI bus 0 of each segment, with its host bridge: 32 devices with one function each.
+/// Root bus of each segment, with a host bridge. The root bus is bus 0, and has room for 32 devices with one function each.
 ///
 /// The guest accesses the buses through [`super::Ecam`] and [`super::ConfigPorts`]. If a write to configuration space enables or moves a
 /// BAR, the bus claims or moves a range in the [`AddressSpace`]. The bus does this *during the write*, on the vCPU's thread. So an
 /// `AddressSpace` must allow [`AddressSpace::insert`] and [`AddressSpace::remove`] from within a [`crate::platform::BusDevice`] call.
 pub struct PciRoot {
     functions: RwLock<Vec<Functions>>,
-    /// Claims of each segment.
+    /// Claims of the BARs of each segment.
     claims: Vec<Mutex<Claims>>,
 }
 
@@ -97,8 +97,8 @@ impl PciRoot {
     /// addresses of the BARs are free. Returns `None` if no function is at `address`, or if the function is a host bridge, which always
     /// stays.
     ///
-    /// An access that a vCPU has begun may end after this call. An access in progress still holds the function. The function is closed once
-    /// all holders have released it.
+    /// An access that a vCPU has begun may still be in progress after this call, and holds a reference to the function. The function is
+    /// closed when its last reference is dropped.
     pub fn remove(&self, address: PciAddress) -> Option<Arc<dyn PciDevice>> {
         let (segment, number) = self.place(address).filter(|(_, number)| *number != 0)?;
         let mut claims = lock(&self.claims[segment]);
@@ -201,7 +201,7 @@ impl PciRoot {
             devices.iter().map(|(address, function)| (*address, function.id())).collect();
         let saved: Vec<(PciAddress, &str)> = states.iter().map(|state| (state.address(), state.id.as_str())).collect();
         if here != saved {
-            let rule = format!("the saved functions must be those of this VM: {}, not {}", list(&here), list(&saved));
+            let rule = format!("this VM has {}, but the saved state has {}", list(&here), list(&saved));
             return Err(StateError::rule("functions", rule));
         }
         for ((address, function), state) in devices.iter().zip(states) {

@@ -4,8 +4,8 @@
 
 use std::ops::Range;
 
-/// Splits the `len` bytes at `offset` into naturally aligned accesses of at most four bytes each. Returns them in
-/// ascending order, as ranges of the access's data.
+/// Splits the `len` bytes at `offset` into naturally aligned accesses of at most four bytes each. Returns the parts in ascending order, as
+/// ranges of the access's data.
 pub(crate) fn aligned_pieces(offset: u64, len: usize) -> impl Iterator<Item = Range<usize>> {
     let mut done = 0;
     std::iter::from_fn(move || {

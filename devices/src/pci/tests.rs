@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the PCI root bus and its functions. They access the functions as a guest does, through ECAM and the configuration ports.
+//! Tests of the PCI root bus and its functions. The tests access the functions as a guest does, through ECAM and the configuration ports.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -61,7 +61,7 @@ impl AddressSpace for Map {
     }
 }
 
-/// Function whose BARs read as its tag. It records the addresses to which its BARs were moved.
+/// Test function that records the moves of its BARs. A read from a BAR returns the sum of `tag` and the offset.
 pub(super) struct Function {
     tag: u8,
     config: FunctionConfig,
@@ -338,7 +338,7 @@ fn bar_follows_the_guest_within_the_windows() {
     function.moves();
     m.set_bar(5, 2, MEM64 + 0x20_0000);
     assert_eq!(m.map.ranges(), [(MEM64 + 0x20_0000, 0x10_0000)]);
-    // A 64-bit BAR may also be in the low window. The high half is written last.
+    // A 64-bit BAR may also be in the window below 4 GiB. The guest writes the high half of the address last.
     m.decode(5, false);
     m.write(5, regs::BAR0 + 8, &u32::try_from(MEM32).unwrap().to_le_bytes());
     m.write(5, regs::BAR0 + 12, &[0; 4]);
@@ -491,7 +491,7 @@ fn function_that_does_not_fit_takes_no_addresses() {
         let error = m.root.add(address, Function::new(7, bars)).unwrap_err();
         assert!(matches!(error, PciError::NoSpace { .. }), "{error}");
     }
-    // The whole window is still free.
+    // The failed calls have left the whole window free.
     m.add(5, &Function::new(7, &[half, third]));
 }
 
@@ -531,7 +531,7 @@ mod hostile {
     use super::*;
 
     proptest! {
-        /// Whatever the guest writes, every claim stays in its window. `Map` itself refuses overlapping claims.
+        /// Checks that every claim stays in its window, whatever the guest writes. `Map` itself refuses overlapping claims.
         #[test]
         fn claims_stay_in_their_windows(writes in prop::collection::vec((5u64..8, 0u16..0x30, any::<u32>(), 0usize..9), 0..80)) {
             let m = machine();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests in a process that may lock little memory. Mappings beyond the limit fail, and no part of them stays pinned.
+//! Tests with a low limit on locked memory. A mapping beyond the limit must fail, and none of its pages may stay pinned.
 
 use std::fs;
 use std::sync::Arc;
@@ -78,15 +78,15 @@ fn pinned() -> u64 {
     (kib("VmLck:") + kib("VmPin:")) << 10
 }
 
-/// A guest of 64 MiB turns bypass on again and again, through the register and through a domain, in a process that may lock 8
-/// MiB.
+/// Tries to turn bypass on 40 times, for a guest with 64 MiB of RAM in a process that may lock only 8 MiB. Each try uses first the bypass
+/// register and then a bypass domain.
 #[test]
 fn repeated_bypass_over_locked_memory_limit_pins_nothing() {
     const RAM: usize = 64 << 20;
     const LIMIT: u64 = 8 << 20;
     const TIMES: u32 = 40;
     const IOVA: u32 = 0x10_0000;
-    /// Maximum time of one try, which maps 64 MiB as one range.
+    /// Maximum time of one try to map 64 MiB as one range.
     const LONGEST: Duration = Duration::from_secs(2);
     let edu = Edu::open();
     let ram = Arc::new(TestRam::new(&[(0, RAM)]));

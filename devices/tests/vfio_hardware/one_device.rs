@@ -24,7 +24,7 @@ fn nvme_identity_and_registers_are_visible() {
     nvme.device.assign_bar(0, 0x40_0000_0000);
     nvme.command(regs::COMMAND_MEMORY);
     assert_eq!(nvme.device.bar_address(0), Some(0x40_0000_0000));
-    // Read the version register by an access that exits to the VMM, and through the memory slot.
+    // Read the version register first through an access that exits to the VMM, and then through the memory slot.
     let version = nvme.register(8);
     assert!((0x1_0000..0x3_0000).contains(&version), "NVMe version {version:#x}");
     nvme.device.bar_moved(0, 0x40_0000_0000).unwrap();
@@ -109,7 +109,7 @@ fn intx_fires_once_until_served_and_never_while_masked() {
     edu.0.set_register(RAISE, 1);
     wait_for(&raise);
     assert!(asks() && quiet(), "the host masks INTx until the guest has served the interrupt");
-    // The device still asserts INTx.
+    // The device still asserts INTx, so the host raises the line again after the guest has served the interrupt.
     served.write(1).unwrap();
     wait_for(&raise);
     edu.0.set_register(END, 1);
@@ -127,7 +127,7 @@ fn intx_fires_once_until_served_and_never_while_masked() {
     edu.0.device.write_config(msi + 2, &[1, 0]);
     assert!(line().is_none() && !interrupts().contains("vfio-intx"));
     edu.0.device.write_config(msi + 2, &[0, 0]);
-    // QEMU's device released the pin when MSI was enabled.
+    // QEMU's device released the pin when MSI was enabled, so raise the interrupt again.
     edu.0.set_register(RAISE, 1);
     wait_for(&line().expect("INTx is back").0.unwrap());
     edu.0.set_register(END, 1);

@@ -22,7 +22,7 @@ const STEPS: usize = 25;
 const PAGES: u8 = 12;
 const MAPPED_PAGES: u8 = 8;
 const PLACES: u8 = 4;
-/// Number of bytes of a page that a device copies.
+/// Number of bytes of a page that one transfer copies.
 const COPIED: u64 = 2048;
 /// Bytes that a device may have in its buffer after a failed read.
 const NOTHING: [u8; 2] = [0, 0xff];
@@ -40,7 +40,7 @@ enum Step {
     Unmap(u32, u8),
     UnmapAll(u32),
     Reset,
-    /// The device is closed and opened again.
+    /// Closes the device and opens it again.
     Unplug(usize),
 }
 
@@ -83,7 +83,7 @@ type Mappings = BTreeMap<u8, (u8, u32)>;
 /// Pages that a transfer may have accessed. The set contains `None` if the transfer may have accessed no page.
 type Reached = BTreeSet<Option<u8>>;
 
-/// Memory that each device may access.
+/// Model of the memory that each device may access.
 #[derive(Clone, Debug, Default)]
 struct Model {
     domains: BTreeMap<u32, Mappings>,
@@ -118,7 +118,7 @@ struct Oracle {
     model: Model,
     /// Bytes that each device may have in its buffer.
     buffers: [BTreeSet<u8>; 2],
-    /// Number of pages that were seen to change.
+    /// Number of page changes that the test has found.
     writes: u32,
 }
 
@@ -214,14 +214,14 @@ impl Oracle {
         }
     }
 
-    /// Fills each page with its own byte.
+    /// Fills page n with the byte n + 1.
     fn fill(&self) {
         for page in 0..PAGES {
             self.ram.slice(u64::from(page) * PAGE, PAGE).unwrap().copy_from(&[page + 1; 4096]);
         }
     }
 
-    /// Makes both devices copy, performs a step meanwhile, and checks the result.
+    /// Starts a copy on both devices, and performs `step` during the copies. Then updates the expected buffers, or checks the stored bytes.
     fn transfer(&mut self, transfer: Transfer, places: [u8; 2], step: Option<&Step>) {
         self.fill();
         for (endpoint, place) in places.into_iter().enumerate() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Host memory that the page tables of the host's IOMMU use.
+//! Test of the host memory that the page tables of the host's IOMMU use.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,8 @@ fn available() -> u64 {
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Returns the available memory once it is stable. The kernel frees the tables of a closed device some time later.
+/// Waits until the available memory is stable, and returns it. The kernel frees the page tables of a device only some time after the device
+/// was closed.
 fn settled() -> u64 {
     let mut last = available();
     for _ in 0..50 {
@@ -45,7 +46,7 @@ fn send(engine: &mut Engine, request: &[u8]) -> u8 {
 }
 
 /// Maps and unmaps one page at the start of each of `places` ranges of [`PLACE`] bytes, as a guest can. Returns the host memory that the
-/// page tables take, in bytes, and the number of refused requests.
+/// page tables use, in bytes, and the number of refused MAP requests.
 fn walk(places: u64, max_table_pages: u64) -> (u64, u64) {
     let edu = Edu::open();
     let ram = Arc::new(TestRam::new(&[(0, 0x10_0000)]));

@@ -67,7 +67,8 @@ impl Pair {
         }
     }
 
-    /// Returns the byte that `endpoint` copies from `SOURCE` to `TARGET`, and the domain whose page receives the byte.
+    /// Returns the byte that `endpoint` copies from `SOURCE` to `TARGET`, and the domain whose page receives the byte. Returns `None` if no
+    /// page receives a byte.
     fn carried(&self, endpoint: u32) -> Option<(u8, u32)> {
         self.fill(2, 0);
         self.fill(3, 0);

@@ -242,7 +242,7 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
     let path = directory.join("state.json");
     let good: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let cases: [(&str, Value, &str); 13] = [
-        ("/version", 2.into(), "the state of 'snapshot' has version 2; this program reads version 1"),
+        ("/version", 2.into(), "the state of 'snapshot' has version 2, but this program reads only version 1"),
         ("/version", (-1).into(), "version: invalid value"),
         ("/ram", json!([]), "ram: the saved ranges differ from the configuration's 67108864 bytes of RAM"),
         ("/ram/0/len", (RAM / 2).into(), "ram: the saved ranges differ from the configuration's"),

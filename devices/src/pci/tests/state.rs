@@ -22,7 +22,7 @@ fn decode(machine: &Machine, device: u8, address: u32) {
     machine.root.write_config(place, regs::COMMAND, &(regs::COMMAND_MEMORY | regs::COMMAND_IO).to_le_bytes());
 }
 
-/// Returns the error of another bus that restores this state.
+/// Returns the error that another bus reports when it restores `states`.
 fn refusal(states: &[FunctionState]) -> String {
     bus().0.root.restore(states).unwrap_err().to_string()
 }
@@ -55,8 +55,8 @@ fn state_of_another_bus_is_refused_and_names_what_differs() {
     fewer.pop();
     assert_eq!(
         refusal(&fewer),
-        "functions: the saved functions must be those of this VM: _host_bridge at 0000:00:00.0, function at 0000:00:02.0, function at \
-         0000:00:05.0, _host_bridge1 at 0001:00:00.0, not _host_bridge at 0000:00:00.0, function at 0000:00:02.0, function at \
+        "functions: this VM has _host_bridge at 0000:00:00.0, function at 0000:00:02.0, function at 0000:00:05.0, \
+         _host_bridge1 at 0001:00:00.0, but the saved state has _host_bridge at 0000:00:00.0, function at 0000:00:02.0, function at \
          0000:00:05.0"
     );
     let mut twice = good.clone();
@@ -70,7 +70,7 @@ fn state_of_another_bus_is_refused_and_names_what_differs() {
     assert!(refusal(&elsewhere).contains("function at 0001:00:05.0"));
     let mut other = good;
     other[2].state.kind = "serial".into();
-    assert_eq!(refusal(&other), "function: the state is of kind 'serial', not 'function'");
+    assert_eq!(refusal(&other), "function: the saved state is of kind 'serial', but the device needs kind 'function'");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn bus_with_a_bar_moved_to_a_forbidden_address_is_not_saved() {
     let refused = machine.root.save().unwrap_err().to_string();
     assert_eq!(
         refused,
-        "function: BAR 0: the guest has moved this BAR to the forbidden address 0xfee00000, so the VM cannot be saved"
+        "function: BAR 0: the VM cannot be saved, because the guest has requested the forbidden address 0xfee00000 for this BAR; reset the VM first"
     );
 }
 
