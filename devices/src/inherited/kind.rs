@@ -83,7 +83,8 @@ pub(super) fn identify(file: &File) -> io::Result<Kind> {
         return of_socket(file);
     }
     if !kind.is_char_device() {
-        let rule = "is neither a file, a block device, a pipe, a unix socket, a tap interface, a source of random bytes, /dev/kvm, /dev/iommu nor a VFIO device";
+        let rule = "is neither a file, a block device, a pipe, a unix socket, a tap interface, a source of random bytes, \
+                    /dev/kvm, /dev/iommu nor a VFIO device";
         return Err(io::Error::other(rule));
     }
     let device = (major(metadata.rdev()), minor(metadata.rdev()));

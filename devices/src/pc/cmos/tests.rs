@@ -122,7 +122,10 @@ fn restored_memory_is_unchanged_and_bad_states_are_refused() {
         state.payload["cells"][at] = value.into();
         new.restore(&state).unwrap_err().to_string()
     };
-    assert_eq!(with(0x5b, 9), "cells: the saved cells differ from the cells of this VM at an index that no guest can write");
+    assert_eq!(
+        with(0x5b, 9),
+        "cells: the saved cells differ from the cells of this VM at an index that no guest can write"
+    );
     assert_eq!(
         with(0x0a, 0xa6),
         "cells: the saved register A reports an update in progress, but this clock never does"
