@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Benchmark of a virtqueue with and without the recording of its last requests for crash reports. In each turn, the device side of the
-//! queue takes descriptor chains of two buffers, walks the chains and returns them.
+//! Benchmark that compares two virtqueues. Only one of the virtqueues records its last requests for crash reports. In each turn, the device
+//! side of the queue takes descriptor chains of two buffers, walks the chains and returns them.
 
 use std::time::Instant;
 

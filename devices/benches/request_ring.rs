@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Benchmark of virtio-iommu requests with and without their recording for crash reports. In each turn, the engine handles pairs of MAP and
-//! UNMAP requests. The engine's mapper does nothing.
+//! Benchmark of virtio-iommu requests, with and without a ring that records the last requests for crash reports. In each turn, the engine
+//! handles pairs of MAP and UNMAP requests. The engine's mapper does nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -20,8 +20,8 @@ pub(crate) fn count(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }
 
-/// Defines the counters of a device from their names and help texts. Generates two structures: `Counts` holds the counters that the
-/// device's threads update, and `$values` holds the values that one read of `Counts` returned.
+/// Defines the counters of a device from their names and help texts. Generates two structures. `Counts` holds the counters that the
+/// device's threads update. `$values` holds the values that one read of `Counts` returned.
 macro_rules! counters {
     ($(#[$about:meta])* $values:ident { $($name:ident: $help:literal,)* }) => {
         $(#[$about])*

@@ -33,8 +33,8 @@ pub fn prepare() {
     drop(i32::try_from(last).map(|last| fcntl_dupfd_cloexec(io::stdin(), last)));
 }
 
-/// Checks that a descriptor, which was just opened for a guest, is not in the reserve. The reserve consists of the highest numbers below
-/// the limit on descriptors. The kernel assigns the lowest free number to a new descriptor.
+/// Checks that the number of a descriptor for a guest is not in the reserve. Call this function as soon as the descriptor is open. The
+/// reserve consists of the highest numbers below the limit on descriptors. The kernel assigns the lowest free number to a new descriptor.
 ///
 /// # Errors
 /// `EMFILE` if the descriptor is in the reserve, as if the limit on descriptors was reached. The caller must close the descriptor.

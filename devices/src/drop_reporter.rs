@@ -18,7 +18,7 @@ impl DropReporter {
 
 impl Drop for DropReporter {
     fn drop(&mut self) {
-        // The receiver may be gone, if the test has failed already.
+        // The receiver may no longer exist, if the test has failed already.
         let _ = self.0.send(thread::current().id());
     }
 }

@@ -21,7 +21,7 @@ struct VisibleSlot {
     slot: u32,
     /// Keeps the memory mapped in this process as long as the slot exists.
     range: DeviceRange,
-    /// True if the slot is about to be removed. New IOMMU mappings of its memory then fail.
+    /// True if the slot is about to be removed. New IOMMU mappings of the slot's memory then fail.
     removing: bool,
 }
 

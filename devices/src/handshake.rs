@@ -70,8 +70,8 @@ impl Handshake {
         }
     }
 
-    /// Like [`wait_parked`](Self::wait_parked), for a thread that possibly does not notice the order by itself. Calls `nudge` immediately,
-    /// and again after each interval `every`.
+    /// Like [`wait_parked`](Self::wait_parked), for a thread that may not notice the order by itself. Calls `nudge` immediately, and again
+    /// after each interval `every`.
     pub fn wait_parked_nudging(&self, every: Duration, nudge: impl Fn()) {
         let mut state = lock(&self.state);
         while !state.is_at_rest() {

@@ -4,7 +4,7 @@
 //!
 //! One access of a guest, or one operation of the VMM, may need many messages to a server. If each message had its own limit, the waits
 //! would add up. So related messages form an [`Operation`], which limits the total wait for each server. In addition, a [`Budget`] limits
-//! the time that a server delays other threads in all operations together.
+//! the total time for which a server may delay other threads in all operations.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;

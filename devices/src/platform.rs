@@ -51,8 +51,8 @@ pub trait InterruptLine: Send + Sync {
     fn set(&self, active: bool) -> io::Result<()>;
 }
 
-/// Level-triggered interrupt line of the guest that several host devices share. Each device uses its own events, without exits to the
-/// VMM.
+/// Level-triggered interrupt line of the guest that several host devices share. Each device has its own events for the line, so interrupts
+/// cause no exits to the VMM.
 pub trait SharedLine: Send + Sync {
     /// Returns the number of the line, as in the interrupt line register of configuration space.
     fn number(&self) -> u8;

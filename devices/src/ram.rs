@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Types of guest RAM. All code that handles RAM uses these types, so [`RamBitmap`] is the only place that chooses the data kept per page.
+//! Types of guest RAM. All code that handles RAM uses these types, so only [`RamBitmap`] determines which data is kept per page.
 
 use std::iter;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -88,7 +88,7 @@ impl Ram {
         Ok(ram)
     }
 
-    /// Creates RAM at these addresses, with these lengths in bytes, from memory of this process.
+    /// Creates RAM at these addresses, with these lengths in bytes, from anonymous memory.
     ///
     /// # Errors
     /// The ranges are out of order, or the memory cannot be allocated.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Registers for processor hotplug. The guest's ACPI methods read registers to learn which processors are present, were added or must be
-//! removed. The methods write other registers to release processors.
+//! removed. The methods write other registers to release processors or to refuse their release.
 //!
 //! | offset | registers | access |
 //! | --- | --- | --- |
@@ -217,8 +217,8 @@ impl BusDevice for CpuHotplug {
         *data = bits.to_le_bytes();
     }
 
-    /// Handles the guest's release of a processor, or its refusal. Ignores the write if the removal of this processor was not requested, or
-    /// if the guest has not read the request yet.
+    /// Handles a write that releases a processor or refuses its release. Ignores the write if the removal of this processor was not
+    /// requested, or if the guest has not read the request yet.
     fn write(&self, offset: u64, data: &[u8]) {
         let Ok(data) = <[u8; 4]>::try_from(data) else { return };
         let number = u32::from_le_bytes(data);
@@ -362,7 +362,7 @@ mod tests {
         let rig = rig(4);
         rig.registers.want(2).unwrap();
         assert_eq!(rig.registers.in_the_way(4), None);
-        // The guest has not read the request.
+        // The guest has not read the request, so the VMM can withdraw the request.
         rig.registers.want(4).unwrap();
         assert_eq!((rig.is_up(), rig.read(TO_GO), rig.present()), (false, 0, vec![0, 1, 2, 3]));
         rig.registers.want(2).unwrap();
@@ -442,8 +442,8 @@ mod tests {
     }
 
     proptest! {
-        /// Checks that the wanted processors stay present during any sequence of guest reads and writes, and that only they are present
-        /// after a reset.
+        /// Checks that the wanted processors stay present during any sequence of guest reads and writes. After a reset, only these
+        /// processors may be present.
         #[test]
         fn guest_decides_only_when_a_processor_leaves(
             steps in prop::collection::vec((0u8..4, 1u32..6, 0u64..30), 0..60),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Registers of the ACPI platform. A machine can place each of them at I/O ports or in memory. Devices that exist only on a PC are in
+//! Registers of the ACPI platform. A machine can place each register at an I/O port or in memory. Devices that exist only on a PC are in
 //! [`pc`](crate::pc).
 
 pub mod cpu_hotplug;

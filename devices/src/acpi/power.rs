@@ -30,7 +30,7 @@ pub enum PowerRequest {
     Reset,
 }
 
-/// Sleep and reset registers. When the guest requests power-off or a reset, the registers call a function.
+/// Sleep and reset registers. Each guest request for power-off or a reset is passed to the function of type `F`.
 pub struct PowerRegisters<F: Fn(PowerRequest) + Send + Sync>(F);
 
 impl<F: Fn(PowerRequest) + Send + Sync> PowerRegisters<F> {

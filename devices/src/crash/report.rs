@@ -87,7 +87,7 @@ fn write(to: &mut Lines<'_>, base: u64, cause: Arguments<'_>, trace: Arguments<'
     Ok(())
 }
 
-/// Returns the name of this thread, as set in the kernel.
+/// Returns the name that the kernel has stored for this thread.
 fn thread_name(bytes: &mut [u8; 16]) -> &str {
     super::thread_name::read(bytes);
     let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());

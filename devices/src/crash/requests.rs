@@ -11,7 +11,7 @@ use iommu_bounce::spec::{readable, request};
 /// Number of requests that a ring keeps.
 const KEPT: usize = 256;
 
-/// Number of 64-bit words kept per request. A MAP request has the most bytes of fields: 36.
+/// Number of 64-bit words kept per request. The fields of a MAP request are the longest, with 36 bytes.
 const WORDS: usize = 5;
 
 /// Flag of [`Slot::outcome`]: the request is answered, and its status is in the lowest byte.
@@ -120,7 +120,7 @@ impl RequestRing {
     }
 }
 
-/// Returns the number of bytes that the ring records of a request of type `kind`.
+/// Returns how many bytes the ring records for a request of type `kind`.
 fn fields(kind: u8) -> usize {
     match kind {
         request::ATTACH => readable::ATTACH,

@@ -30,7 +30,7 @@ const STATUS_SHIFT: u32 = 32;
 const CODE_SHIFT: u32 = 40;
 const HEAD_BITS: u32 = 16;
 
-/// Request and its outcome, in half a cache line.
+/// Request and its outcome. A slot occupies half a cache line.
 #[repr(align(32))]
 pub(crate) struct Slot {
     /// Number of the request, counted from 1, with the head index of the descriptor chain in the low 16 bits. The word is 0 while a thread
@@ -272,8 +272,8 @@ impl Claim {
         ALL.claim(name, kind)
     }
 
-    /// Returns the ring. The caller may keep the ring after the claim was dropped. A late write can only make one line about the ring's
-    /// next owner wrong.
+    /// Returns the ring. The caller may keep the ring after the claim was dropped. A later write can only corrupt one line about the ring's
+    /// next owner.
     pub(crate) fn ring(&self) -> &'static Ring {
         self.0
     }

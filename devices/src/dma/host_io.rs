@@ -29,8 +29,8 @@ pub(super) type Parts = SmallVec<[(u64, u64); 2]>;
 
 /// Part of a device that starts operations of the host kernel, and can cancel them.
 pub trait IoOwner: Send + Sync {
-    /// Asks the kernel to end the operation with this number, from [`HostIo::number`]. A vCPU thread calls this function with the engine
-    /// locked, so the function must not wait. The operation may have ended already.
+    /// Asks the kernel to end the operation with this [`HostIo::number`]. A vCPU thread calls this function with the engine locked, so the
+    /// function must not wait. The operation may have ended already.
     fn cancel(&self, number: u64);
     /// Makes the device fail until its driver resets it, because an operation did not end in time. This function must not wait either.
     fn give_up(&self);
@@ -153,10 +153,10 @@ impl Operations {
 
     /// Cancels all operations that overlap `[first, last]`, and waits for their end.
     ///
-    /// Returns false if an operation still runs after `limit`. In this case the operation's owner is given up ([`IoOwner::give_up`]). Later
-    /// calls do not wait for operations that this owner has now. All waits within one [`Operation`](peer_timeouts::Operation) share the
-    /// limit. But each call may wait for at least [`GRACE`], or for `limit` if `limit` is shorter. The caller must ensure that no new
-    /// operation can begin in the range.
+    /// Returns false if an operation still runs after `limit`. In this case this function calls [`IoOwner::give_up`] for the operation's
+    /// owner. Later calls do not wait for operations that this owner has now. All waits within one [`Operation`](peer_timeouts::Operation)
+    /// share the limit. But each call may wait for at least [`GRACE`], or for `limit` if `limit` is shorter. The caller must ensure that no
+    /// new operation can begin in the range.
     pub(super) fn end_all(&self, first: u64, last: u64, limit: Duration) -> bool {
         for (number, owner) in self.to_cancel(first, last) {
             owner.cancel(number);

@@ -66,7 +66,7 @@ impl DeviceMemory {
         Some(HostIo::new(ranges, None))
     }
 
-    /// Returns guest RAM itself, for the virtio-iommu, which is not behind an IOMMU.
+    /// Returns all guest RAM, even if the device is behind the virtio-iommu. Accesses to the returned RAM are not translated.
     pub fn ram(&self) -> &Arc<Ram> {
         &self.ram
     }

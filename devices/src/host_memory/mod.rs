@@ -7,7 +7,7 @@
 //! of these ways:
 //!
 //! - A thread of this process touches the page. The kernel sends SIGBUS to the handler in `sigbus` ([`watch`]).
-//! - A system call on guest memory fails with EFAULT. The device then calls [`report_io`].
+//! - A system call on guest memory fails with EFAULT or EHWPOISON. The device then calls [`report_io`].
 //! - KVM cannot map the page for the guest. The vCPU thread then creates a [`Loss`] from KVM's report.
 //!
 //! [`Origin`] describes a region for error messages, with its zone and file. `regions` keeps an origin for each range of this process's

@@ -13,7 +13,7 @@ pub(super) fn set_signal(signal: c_int) {
     WAKE.store(signal, Ordering::Relaxed);
 }
 
-/// Sends the signal to the calling thread. The signal's handler then wakes the thread that waits for signals.
+/// Sends the signal to the calling thread. The signal's handler then wakes the thread that takes the notes.
 pub(super) fn wake() {
     match WAKE.load(Ordering::Relaxed) {
         0 => {}

@@ -88,8 +88,8 @@ pub(crate) fn iommufd() -> Option<io::Result<File>> {
 }
 
 /// Returns the descriptor of VFIO's character device for a function, if one was kept. `function` is the function's directory in sysfs,
-/// without symbolic links. The descriptor is given out only once, because the kernel binds the descriptor to an IOMMUFD until the
-/// descriptor is closed.
+/// without symbolic links. Returns the descriptor only once, because the kernel binds the descriptor to an IOMMUFD until the descriptor is
+/// closed.
 pub(crate) fn vfio_device(function: &Path) -> Option<File> {
     let mut kept = lock(&KEPT);
     let place = kept.iter().position(|kept| matches!(&kept.kind, Kind::VfioDevice(of) if of == function))?;
@@ -102,7 +102,8 @@ pub fn is_kept(path: &Path) -> bool {
 }
 
 /// Returns a duplicate of the kept descriptor N, if `path` is `/dev/fd/N` or `/proc/self/fd/N`. Returns `None` if no such descriptor was
-/// kept. The duplicate and the kept descriptor share one open file and its position. The file's access rights are not checked.
+/// kept. The duplicate and the kept descriptor share one open file and its position. This function does not check the file's permissions,
+/// because the file is already open.
 ///
 /// # Errors
 /// The descriptor is not a file or block device, or is not open for this access. For [`Access::Append`], the descriptor may also be a pipe.
@@ -162,7 +163,7 @@ pub(crate) fn connection(path: &Path) -> Option<io::Result<UnixStream>> {
     })
 }
 
-/// Returns another descriptor of the tap interface that was kept with this number.
+/// Returns a duplicate of the kept descriptor with this number, which must refer to a tap interface.
 ///
 /// # Errors
 /// The descriptor is of another kind, or was not kept.
@@ -196,7 +197,8 @@ impl Kept {
     }
 }
 
-/// Returns the error for a descriptor that was handed over to its only user. Only connections stay in the list after they were handed over.
+/// Returns the error for a descriptor that was handed over to its only user. Only connections stay in the list after they were handed over,
+/// so the error is about a connection.
 fn spent() -> io::Error {
     io::Error::other(
         "the connection of this descriptor is used up, because each connection serves only one boot of one device; start carom with a new connection",

@@ -50,7 +50,8 @@ const RAM_ABOVE_16_MIB: u8 = 0x34;
 /// Index of the three bytes with the amount of RAM above 4 GiB, in units of 64 KiB.
 const RAM_ABOVE_4_GIB: u8 = 0x5b;
 
-/// Register A as a PC's firmware sets it: 32768 Hz, 1024 ticks per second. No update is ever in progress.
+/// Value that a PC's firmware writes to register A: a time base of 32768 Hz, 1024 periodic interrupts per second, and no update in
+/// progress.
 const A_AT_POWER_ON: u8 = 0x26;
 const A_UPDATE_IN_PROGRESS: u8 = 1 << 7;
 /// Bit of register B. If the bit is set, hours are 0 to 23. Otherwise hours are 1 to 12, and bit 7 of the hour stands for the afternoon.

@@ -2,7 +2,7 @@
 
 //! System control port B of the PC (port 0x61), without the PC's timer and speaker. When a guest gets an NMI, it reads this port to learn
 //! whether the chipset reports an error. This port never reports an error. Without this device, the port would read as all ones. The guest
-//! would then take each NMI for a parity error of memory or bus, even an NMI that the user sends to make the guest panic.
+//! would then mistake each NMI for a memory or bus error, even an NMI that the user sends to make the guest panic.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! 16550 serial port: the UART of `vm-superio` on the port bus.
+//! 16550 serial port at I/O ports, with the UART of `vm-superio`.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,7 +41,7 @@ struct SerialFields {
 #[serde(transparent)]
 struct SerialPortState(#[serde(with = "SerialFields")] SerialState);
 
-/// Event that raises the port's interrupt line. A UART that replaces another UART uses the same event.
+/// Event that raises the port's interrupt line. A UART that replaces another UART after a reset or restore uses the same event.
 #[derive(Clone)]
 struct InterruptEvent(Arc<EventFd>);
 

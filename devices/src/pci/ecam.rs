@@ -18,7 +18,7 @@ pub struct Ecam {
 }
 
 impl Ecam {
-    /// Size of the registers of one bus in guest-physical memory, in bytes.
+    /// Size of the guest-physical memory range for one bus, in bytes.
     pub const SIZE: u64 = 1 << 20;
 
     /// Creates the mechanism for `root`.
@@ -26,7 +26,7 @@ impl Ecam {
         Self { root }
     }
 
-    /// Returns the size of the registers of all segments in guest-physical memory, in bytes.
+    /// Returns the size of the guest-physical memory range for all segments, in bytes.
     pub fn size(&self) -> u64 {
         Self::SIZE * u64::from(self.root.segments())
     }

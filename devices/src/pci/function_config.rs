@@ -9,7 +9,7 @@ use super::{Bar, ConfigSpace, ConfigState};
 use crate::state::StateError;
 use crate::sync::lock;
 
-/// Configuration space of a function, now and at power-on.
+/// Current configuration space of a function, and its state at power-on.
 pub struct FunctionConfig {
     current: Mutex<ConfigSpace>,
     /// State at power-on, with the addresses that the VMM assigned.
@@ -17,7 +17,7 @@ pub struct FunctionConfig {
 }
 
 impl FunctionConfig {
-    /// Creates a configuration space that is `config` at power-on.
+    /// Creates a configuration space whose state at power-on is `config`.
     pub fn new(config: ConfigSpace) -> Self {
         Self { current: Mutex::new(config.clone()), power_on: Mutex::new(config) }
     }

@@ -280,7 +280,7 @@ mod tests {
             self.registers.request(PciAddress::on_root_bus(device));
         }
 
-        /// Returns the devices of segment 0 that have left.
+        /// Returns the devices of segment 0 that have left the bus.
         fn gone(&self) -> Vec<u8> {
             self.registers.take_gone().iter().map(|address| address.device).collect()
         }

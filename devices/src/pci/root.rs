@@ -56,9 +56,9 @@ pub struct PciRoot {
 }
 
 impl PciRoot {
-    /// Creates one bus for each of `windows`, segment by segment, with only a host bridge of kind `bridge`. Functions claim their BARs in
-    /// `space`, within the windows of their segment. The windows of segments must not overlap. The bus keeps only a weak reference to
-    /// `space`, because `space` refers to the bus once it contains the [`super::Ecam`].
+    /// Creates one bus for each entry of `windows`. Entry n is for segment n. Each bus has only a host bridge of kind `bridge`. Functions
+    /// claim their BARs in `space`, within the windows of their segment. The windows of segments must not overlap. The bus keeps only a
+    /// weak reference to `space`, because `space` refers to the bus once it contains the [`super::Ecam`].
     pub fn new(
         space: Arc<dyn AddressSpace>,
         windows: Vec<BarWindows>,
@@ -194,7 +194,8 @@ impl PciRoot {
     /// address is restored first, because the IOMMU has a low address and the devices behind it need its mappings.
     ///
     /// # Errors
-    /// The functions differ from the saved functions, or a state is rejected. The bus can then only be [reset](PciRoot::reset).
+    /// The functions differ from the saved functions, or the saved state of a function is invalid. The bus can then only be
+    /// [reset](PciRoot::reset).
     pub fn restore(&self, states: &[FunctionState]) -> Result<(), StateError> {
         let devices = self.devices();
         let here: Vec<(PciAddress, &str)> =
