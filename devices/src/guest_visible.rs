@@ -51,7 +51,7 @@ impl GuestVisibleMemory {
     /// Allows devices to access the contents of the slots from now on. `revoke` revokes this access, and is called with no lock held. Only
     /// the first call of `set_revoke` has an effect.
     pub fn set_revoke(&self, revoke: Revoke) {
-        // Ignore a second call. Only a second IOMMU could cause it, and no VM has two IOMMUs.
+        // Ignore a second call. No second call happens, because no VM has two IOMMUs.
         let _ = self.revoke.set(revoke);
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Ranges of this process's memory that are mapped into the guest. If a range belongs to a device, other devices of the guest may access
-//! it.
+//! the range.
 
 use std::any::Any;
 use std::fs::File;
@@ -31,10 +31,10 @@ pub struct FilePlace {
 /// Content of a range.
 #[derive(Clone, Debug)]
 pub enum DeviceContent {
-    /// Registers or memory of a host device. This process never accesses them, because an access could end the process if the device
-    /// does not respond.
+    /// Registers or memory of a host device. This process never accesses such a range, because an access could end the process if the
+    /// device does not respond.
     Registers,
-    /// Pages of host memory. This process may access them like guest RAM.
+    /// Pages of host memory. This process may access the pages like guest RAM.
     Pages {
         /// File that holds the pages, for servers that need access. `None` if no file holds the guest's writes.
         file: Option<FilePlace>,

@@ -26,7 +26,7 @@ pub struct ListeningSocket {
     listener: UnixListener,
     /// Path and identity of the socket's file at creation. `None` for an inherited socket.
     file: Option<(PathBuf, Identity)>,
-    /// While this value exists, no other part of the VM gets the inherited socket.
+    /// While this value exists, no other part of the VM can use the inherited socket.
     _in_use: Option<Arc<()>>,
 }
 
@@ -157,7 +157,7 @@ impl StartLock {
             let options = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
             let file = options.open(&path)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // The previous owner of the lock may have removed the file after it was opened here.
+                // After this process opened the file, the previous owner of the lock may have removed the file.
                 Ok(()) if is_at(&file, &path) => return Ok(Self { file, path }),
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
@@ -270,7 +270,7 @@ mod tests {
         drop(plain);
     }
 
-    /// Any user who may read the directory can lock it, so such a lock must not prevent the creation of a socket.
+    /// Checks that a lock on the directory does not prevent a new socket, because any user who may read the directory can lock it.
     #[test]
     fn locked_directory_does_not_prevent_a_new_socket() {
         let dir = tempfile::tempdir().unwrap();

@@ -37,7 +37,7 @@ pub enum Space {
     Memory,
 }
 
-/// Guest address spaces. Devices claim ranges in them.
+/// Guest address spaces, in which devices claim ranges.
 pub trait AddressSpace: Send + Sync {
     /// Claims `[base, base + len)` for `device`. Fails if the range is empty, wraps, or overlaps a claimed range.
     fn insert(&self, space: Space, base: u64, len: u64, device: Arc<dyn BusDevice>) -> io::Result<()>;
@@ -56,9 +56,8 @@ pub trait InterruptLine: Send + Sync {
 pub trait SharedLine: Send + Sync {
     /// Returns the number of the line, as in the interrupt line register of configuration space.
     fn number(&self) -> u8;
-    /// Connects two events to the line. A write to `raise` raises the line. When the guest has served the interrupt, the line is lowered
-    /// and `served` is written, so that the device can raise the line again. `served` is also written for interrupts of other devices on
-    /// the line.
+    /// Connects two events to the line. A write to `raise` raises the line. When the guest has served an interrupt of the line, the host
+    /// kernel lowers the line and writes `served`, even if another device raised the line. The device can then raise the line again.
     ///
     /// # Errors
     /// The host kernel rejects the connection. Then neither event is connected.

@@ -109,7 +109,7 @@ impl Orders {
 /// Thread with its task. Dropping the worker ends the thread.
 pub struct Worker<T: Task> {
     orders: Arc<Orders>,
-    /// While the thread runs the task or waits for work, it holds the lock.
+    /// The thread holds this lock while it runs the task or waits for work.
     task: Arc<Mutex<T>>,
     role: &'static str,
     thread: Option<JoinHandle<()>>,

@@ -327,7 +327,7 @@ mod tests {
         rig.write(EJECT, 3);
         assert_eq!((rig.present(), rig.left.load(Ordering::Relaxed)), (vec![0, 1, 2], 1));
         assert_eq!((rig.registers.take_gone(), rig.registers.take_gone()), (Numbers::from([3]), Numbers::new()));
-        // After the processor was added again, the guest cannot release it without a new request.
+        // After processor 3 was added again, the guest cannot release this processor without a new request.
         rig.write(EJECT, 2);
         rig.registers.take_gone();
         rig.registers.want(4).unwrap();

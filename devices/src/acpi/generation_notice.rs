@@ -32,7 +32,7 @@ impl GenerationNotice {
         self.set(true);
     }
 
-    /// Resets the register to its value at power-on, 0.
+    /// Resets the register to 0, its value at power-on.
     pub fn reset(&self) {
         self.set(false);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! ACPI power management timer (ACPI 6.5, section 4.8.3.3): a 32-bit counter that never stops. Firmware uses it to measure delays. Carom's
-//! ACPI tables do not describe the timer, because the guest's kernel has better clocks.
+//! ACPI power management timer (ACPI 6.5, section 4.8.3.3): a 32-bit counter that never stops. Firmware measures delays with the timer.
+//! Carom's ACPI tables do not describe the timer, because the guest's kernel has better clocks.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -14,9 +14,9 @@ const KEPT: usize = 256;
 /// Number of 64-bit words kept per request. The fields of a MAP request are the longest, with 36 bytes.
 const WORDS: usize = 5;
 
-/// Flag of [`Slot::outcome`]: the request is answered, and its status is in the lowest byte.
+/// Flag of [`Slot::outcome`]: the answer to the request has a status. The status is in the lowest byte of the outcome.
 const ANSWERED: u64 = 1 << 8;
-/// Flag of [`Slot::outcome`]: the request is answered, but the answer has no status.
+/// Flag of [`Slot::outcome`]: the answer to the request has no status.
 const NO_STATUS: u64 = 1 << 9;
 
 /// Request and its outcome.

@@ -49,7 +49,7 @@ pub struct FaultSender {
 }
 
 impl FaultSender {
-    /// Queues a denied access, or counts it if the queue is full. Never waits.
+    /// Queues a denied access. If the queue is full, counts the access as lost. Never waits.
     pub(crate) fn send(&self, stopped: Stopped) {
         if self.queue.try_send(stopped).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);

@@ -27,7 +27,7 @@ pub(super) type HostRanges = SmallVec<[HostRange; 2]>;
 /// First and last IOVA of each part of an operation.
 pub(super) type Parts = SmallVec<[(u64, u64); 2]>;
 
-/// Part of a device that starts operations of the host kernel, and can cancel them.
+/// Part of a device that starts operations of the host kernel. It can also cancel these operations.
 pub trait IoOwner: Send + Sync {
     /// Asks the kernel to end the operation with this [`HostIo::number`]. A vCPU thread calls this function with the engine locked, so the
     /// function must not wait. The operation may have ended already.
@@ -102,7 +102,7 @@ impl Default for Operations {
 }
 
 impl Operations {
-    /// Returns an empty set of operations. `waiter` waits for their end.
+    /// Returns an empty set of operations. `waiter` waits for the end of operations.
     pub(super) fn with_waiter(waiter: Box<dyn Waiter>) -> Self {
         Self { running: Mutex::default(), ended: Condvar::new(), waiter }
     }

@@ -2,15 +2,16 @@
 
 //! DMA of devices whose accesses go through this process: emulated devices, and devices of vfio-user servers.
 //!
-//! A device accesses memory through [`DeviceMemory`]. Without an IOMMU, the device can access all guest RAM. Behind the virtio-iommu, it
-//! can access only the mappings of its domain, which are in a table ([`DmaTable`]). The engine fills the table through a [`TableMapper`].
-//! The table has its own lock, separate from the engine's lock. So a device that copies data does not wait for a MAP of another device.
+//! A device accesses memory through [`DeviceMemory`]. Without an IOMMU, the device can access all guest RAM. Behind the virtio-iommu, the
+//! device can access only the mappings of its domain. A table ([`DmaTable`]) contains these mappings. The engine fills the table through a
+//! [`TableMapper`]. The table has its own lock, separate from the engine's lock. So a device that copies data does not wait for a MAP of
+//! another device.
 //!
 //! - **Copies** use a [`DmaView`], which holds a read lock on the table. An UNMAP takes the write lock, so it waits for copies in progress.
 //!   Slices of memory cannot outlive their view. Keep views short: do not hold a view while a device waits for anything.
-//! - **I/O of the host kernel** in guest memory uses a [`HostIo`]. An UNMAP first denies new accesses to the range. Then it cancels the I/O
-//!   and waits for its end, for at most [`IO_DEADLINE`]. If the I/O still runs, the device fails until its driver resets it, and the UNMAP
-//!   fails. The range stays inaccessible for new accesses. An UNMAP never succeeds while the kernel may still write.
+//! - **I/O of the host kernel** in guest memory uses a [`HostIo`]. An UNMAP first denies new accesses to the range. Then the UNMAP cancels
+//!   the I/O, and waits at most [`IO_DEADLINE`] until the I/O ends. If the I/O still runs, the device fails until its driver resets it, and
+//!   the UNMAP fails. The range stays inaccessible for new accesses. An UNMAP never succeeds while the kernel may still write.
 //! - **Denied accesses** are reported on the virtio-iommu's event queue ([`FaultSender`]).
 //!
 //! # Why not `vm_memory::iommu`

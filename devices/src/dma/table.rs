@@ -101,7 +101,7 @@ pub(super) struct Entries {
 }
 
 impl Entries {
-    /// Returns the rest of the mapping from `iova` on, if it allows `access`. Needs one look-up in the tree.
+    /// Returns the rest of the mapping from `iova` on, if the mapping allows `access`. Needs one look-up in the tree.
     pub(super) fn find(&self, iova: u64, access: Permissions) -> Result<Found, Stop> {
         let (start, entry) = self.map.range(..=iova).next_back().ok_or(Stop(iova))?;
         if entry.last < iova || access.is_empty() || !entry.permissions.contains(access) {
@@ -172,7 +172,7 @@ fn bounds(iova: u64, len: u64) -> Option<(u64, u64)> {
     Some((iova, iova.checked_add(len.checked_sub(1)?)?))
 }
 
-/// Table of mappings of one device. Changes are serialized: they are made only under the engine's lock.
+/// Table of mappings of one device. The caller of each change holds the engine's lock, so only one thread at a time changes the table.
 pub struct DmaTable {
     name: String,
     ram: Arc<Ram>,
@@ -300,8 +300,8 @@ impl DmaTable {
         self.remove_within(iova, len, IO_DEADLINE, each)
     }
 
-    /// Denies all new accesses in `[iova, iova + len)`, and calls `each` with the index of every chunk in the range. The range must
-    /// consist of one or several whole mappings. The mappings exist until they are removed.
+    /// Denies all new accesses in `[iova, iova + len)`, and calls `each` with the index of every chunk in the range. The range must consist
+    /// of one or several whole mappings. The mappings stay in the table until [`Self::remove`] removes them.
     pub(crate) fn block(&self, iova: u64, len: u64, mut each: impl FnMut(u32)) -> Result<(), RemoveError> {
         let (first, last) = bounds(iova, len).ok_or(RemoveError::NotWhole)?;
         let mut entries = write_lock(&self.entries);
@@ -317,7 +317,7 @@ impl DmaTable {
         Ok(())
     }
 
-    /// Returns the whole mapping that contains `iova`, if it allows `access`. The caller sends the mapping to a server.
+    /// Returns the whole mapping that contains `iova`, if the mapping allows `access`. The caller sends the mapping to a server.
     pub(crate) fn mapping(&self, iova: u64, access: Permissions) -> Option<Mapping> {
         let entries = read_lock(&self.entries);
         entries.find(iova, access).ok()?;

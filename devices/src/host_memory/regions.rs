@@ -115,7 +115,7 @@ impl Slot {
     }
 }
 
-/// Registration of a region. Dropping this value ends the registration. Drop it before the range is unmapped.
+/// Registration of a region. Dropping this value ends the registration. Drop the registration before the range is unmapped.
 #[derive(Debug)]
 pub struct Registration(u64);
 

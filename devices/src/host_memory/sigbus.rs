@@ -71,7 +71,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     let kept = unsafe { *errno };
     // SAFETY: The kernel passes the pointer to a handler registered with SA_SIGINFO. It is valid until the handler returns.
     let info = unsafe { &*info };
-    // SAFETY: The field exists for SIGBUS. If a process sent the signal, it holds an arbitrary number, which is not used.
+    // SAFETY: The field exists for SIGBUS. If a process sent the signal, the field holds an arbitrary number, which is not used.
     let address = unsafe { info.si_addr() }.addr();
     let cause = match info.si_code {
         BUS_ADRERR => Some(Cause::Missing),
@@ -119,7 +119,7 @@ fn is_behind_syscall(instruction: u64) -> bool {
         return false;
     }
     let code: *const [u8; 2] = ptr::with_exposed_provenance(end - SYSCALL.len());
-    // SAFETY: The processor was about to execute the byte at `end`. The bytes before it are in the same page of code. On x86, code is
+    // SAFETY: The processor was about to execute the byte at `end`. The bytes before `end` are in the same page of code. On x86, code is
     // readable.
     unsafe { code.read() == SYSCALL }
 }

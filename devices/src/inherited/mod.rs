@@ -26,7 +26,7 @@ struct Kept {
     /// `None` after the descriptor was handed over to its only user.
     file: Option<File>,
     kind: Kind,
-    /// Alive while the descriptor is in use, if its kind allows only one user at a time.
+    /// If only one user at a time may have the descriptor, this reference is valid while the descriptor is in use.
     in_use: Weak<()>,
 }
 
@@ -48,7 +48,7 @@ pub enum Access {
 pub struct InheritedListener {
     /// The socket.
     pub listener: UnixListener,
-    /// While this value exists, no other part of the VM gets the socket.
+    /// While this value exists, no other part of the VM can use the socket.
     pub in_use: Arc<()>,
 }
 
@@ -63,8 +63,8 @@ pub fn keep(number: i32, fd: OwnedFd) -> io::Result<()> {
     if kind.is_one_of_a_kind() && kept.iter().any(|other| other.kind == kind) {
         return Err(io::Error::other("another inherited descriptor refers to the same device: pass only one of them"));
     }
-    // Forget an earlier descriptor with this number if it was handed over to its only user. The user has closed it, so its number could be
-    // reused.
+    // Forget an earlier descriptor with this number if it was handed over to its only user. The user has closed the descriptor, so its
+    // number could be reused.
     kept.retain(|other| other.number != number || other.file.is_some());
     kept.push(Kept { number, file: Some(file), kind, in_use: Weak::new() });
     Ok(())
@@ -118,7 +118,7 @@ pub fn file(path: &Path, access: Access) -> Option<io::Result<File>> {
     })
 }
 
-/// Like [`file()`], for a source of random bytes, or a file or pipe that contains them.
+/// Like [`file()`], for a source of random bytes, or a file or pipe that contains random bytes.
 ///
 /// # Errors
 /// The descriptor is of another kind, or is not open for reading.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! System control port B of the PC (port 0x61), without the PC's timer and speaker. When a guest gets an NMI, it reads this port to learn
-//! whether the chipset reports an error. This port never reports an error. Without this device, the port would read as all ones. The guest
-//! would then mistake each NMI for a memory or bus error, even an NMI that the user sends to make the guest panic.
+//! System control port B of the PC (port 0x61), without the PC's timer and speaker. After an NMI, a guest reads this port to learn whether
+//! the chipset reports an error. This port never reports an error. Without this device, the port would read as all ones. The guest would
+//! then mistake each NMI for a memory or bus error, even an NMI that the user sends to make the guest panic.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -17,11 +17,11 @@ pub const REGISTERS_LEN: u64 = 1;
 /// Writable bits: gate of timer 2, speaker, and the masks of memory and bus errors. These bits have no effect.
 const WRITABLE: u8 = 0x0f;
 
-/// Refresh bit. On a PC it changes with each memory refresh. Here it changes with each read, because some programs wait for a
-/// change.
+/// Refresh bit. On a PC, the bit changes with each memory refresh. On this port, the bit changes with each read, because some programs wait
+/// for a change.
 const REFRESH: u8 = 1 << 4;
 
-/// Output of timer 2. It is always high, so that software does not wait for ever for the missing timer.
+/// Output of timer 2. The output is always high, so that software does not wait for ever for the missing timer.
 const TIMER_2_OUT: u8 = 1 << 5;
 
 /// Kind and version of the saved state.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Command port of the PC's keyboard controller (0x64). The only command is the reset of the machine, and there is no keyboard. EDK2 uses
-//! the command for a warm reset, which Linux requests on hardware-reduced ACPI machines (`efi_reboot_required`).
+//! Command port of the PC's keyboard controller (0x64). The machine has no such keyboard, and the port's only command resets the machine.
+//! EDK2 uses the command for a warm reset, which Linux requests on hardware-reduced ACPI machines (`efi_reboot_required`).
 
 use crate::platform::BusDevice;
 

@@ -109,8 +109,8 @@ impl SerialPort {
         Ok(())
     }
 
-    /// Resets the port to its state at power-on. Input that the guest has not read is lost, because it was not meant for the guest that
-    /// boots next. Call this function while all vCPUs are stopped.
+    /// Resets the port to its state at power-on. Input that the guest has not read is lost, because the input was not meant for the next
+    /// boot. Call this function while all vCPUs are stopped.
     pub fn reset(&self) {
         let mut uart = self.lock();
         let new = Serial::new(uart.interrupt_evt().clone(), Box::new(io::sink()) as Box<dyn Write + Send>);

@@ -3,9 +3,9 @@
 //! Addresses of BARs. The VMM assigns the first addresses, and the guest may then move the BARs.
 //!
 //! A BAR keeps its place in the guest's address space while its decoding is off. To learn the size of a BAR, an operating system turns
-//! decoding off, writes ones and reads them back, restores the address, and turns decoding on. These steps leave the address space
-//! unchanged, because the BAR keeps its place. A BAR loses its place only when it is decoded at another address, or when another BAR is
-//! decoded at this place.
+//! decoding off, writes ones, reads the BAR, restores the address, and turns decoding on. These steps leave the address space unchanged,
+//! because the BAR keeps its place. A BAR loses its place only when it is decoded at another address, or when another BAR is decoded at
+//! this place.
 //!
 //! If the guest moves a BAR to a forbidden address, the BAR stays at its old place. It moves once the new address is allowed. If another
 //! BAR takes the old place before this move, the first BAR has no place until it can move.
@@ -116,8 +116,8 @@ impl Claim {
             && self.place.is_some_and(|place| place <= base + (size - 1) && base <= place + (self.bar().size - 1))
     }
 
-    /// Notifies the function of the guest address of its BAR. A failure only makes accesses to the BAR slow, because they then exit to the
-    /// VMM.
+    /// Notifies the function of the guest address of its BAR. A failure only makes accesses to the BAR slow, because the accesses then exit
+    /// to the VMM.
     fn announce(&self, address: u64) {
         let (id, index) = (self.access.device.id(), self.bar().index);
         if let Err(error) = self.access.device.bar_moved(index, address) {

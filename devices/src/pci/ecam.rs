@@ -80,7 +80,7 @@ impl ConfigPorts {
     pub const BASE: u64 = 0xcf8;
     /// Number of ports: four for the address, four for the data.
     pub const SIZE: u64 = 8;
-    /// Bit of the address port. If it is set, the data port accesses configuration space.
+    /// Bit of the address port that enables accesses to configuration space through the data port.
     const ENABLE: u32 = 1 << 31;
     /// Offset of the reset control register. It accepts only writes of one byte.
     const RESET_CONTROL: u64 = 1;

@@ -11,7 +11,7 @@ use super::{Bar, PciAddress};
 /// Reason why the root bus cannot be created, or a function cannot be added to it.
 #[derive(Debug, Error)]
 pub enum PciError {
-    /// A window for BARs is empty or wraps.
+    /// A window for BARs is empty, or wraps around the end of the address space.
     #[error("{what} window {window:#x?} for PCI BARs is empty, or wraps around the end of the address space")]
     Window {
         /// Kind of window.
