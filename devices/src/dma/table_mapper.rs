@@ -14,8 +14,8 @@ use crate::windows::WindowMemory;
 
 /// Returns the mapping limits of a device whose accesses go through a [`DmaTable`].
 pub(crate) fn table_limits() -> MapperLimits {
-    // The granule is the guest's smallest page size. IOVAs have 48 bits, as in the I/O page tables of most hosts. So emulated devices
-    // usually have the same limits as host devices.
+    // The granule is the guest's smallest page size. IOVAs have 48 bits, as in the I/O page tables of most hosts. So emulated devices and
+    // host devices usually have the same IOVA range.
     MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=(1 << 48) - 1], max_mappings: None }
 }
 
