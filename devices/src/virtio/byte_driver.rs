@@ -14,7 +14,7 @@ use crate::pci::PciDevice;
 use crate::ram::Ram;
 use crate::worker::Orders;
 
-/// Interrupts of a driver that ignores them.
+/// Implementation of [`Interrupt`] that does nothing.
 pub(super) struct Silent;
 
 impl Interrupt for Silent {
@@ -23,7 +23,7 @@ impl Interrupt for Silent {
     fn failed(&self, _: &DeviceError) {}
 }
 
-/// Returns a driver that ignores interrupts. Its device may access all of `ram`.
+/// Returns a driver that ignores interrupts. The device of this driver can access all of `ram`.
 pub(super) fn silent_driver(ram: &Arc<Ram>, features: u64) -> Driver {
     let memory = DeviceMemory::all_ram(ram.clone());
     Driver { memory, interrupt: Arc::new(Silent), features, requests: Arc::default() }
@@ -43,7 +43,7 @@ pub(super) fn queue_at(size: u16, rings: [u64; 3]) -> Queue {
 /// `VIRTIO_F_VERSION_1`, a feature of the transport.
 pub(super) const VERSION_1: u64 = 1 << 32;
 
-/// Initializes a function as its driver would. The driver accepts `features` and `VERSION_1`.
+/// Initializes a PCI function in the same way as a driver. The driver accepts `features` and `VERSION_1`.
 ///
 /// Each queue is given as its number, its size, and the addresses of its descriptor table, available ring and used ring. Returns false
 /// if the device rejects the features.
@@ -86,10 +86,11 @@ pub(super) struct Layout {
     pub(super) rings: [u64; 3],
     /// Distance in bytes between the rings of two consecutive queues.
     pub(super) stride: u64,
-    /// Size of a piece in bytes. [`ByteDriver::feed`] writes a piece, then lets the device serve its queues.
+    /// Size in bytes of a piece of the fuzzer's input. [`ByteDriver::feed`] writes one piece at a time. After each piece, the device serves
+    /// its queues.
     pub(super) piece: usize,
-    /// Size in bytes of the area, from address 0 on, in which [`ByteDriver::feed`] starts its pieces. The area contains the rings, and the
-    /// buffers after the rings. A piece starts where the previous piece ends, modulo this size.
+    /// Size in bytes of an area at address 0 that contains the rings. [`ByteDriver::feed`] writes the first piece to address 0. Each later
+    /// piece starts where the previous piece ended, modulo this size.
     pub(super) written: u64,
 }
 
@@ -97,13 +98,13 @@ impl Layout {
     /// Layout with one queue.
     pub(super) const ONE_QUEUE: Self =
         Self { ram: 0x1_0000, rings: [0, 0x200, 0x400], stride: 0, piece: 0x500, written: 0x1000 };
-    /// Layout with several queues, in the first `written` bytes of RAM.
+    /// Returns a layout with several queues, for RAM of `ram` bytes. For `written`, see the field.
     pub(super) const fn queues(ram: usize, written: u64) -> Self {
         Self { ram, rings: [0, 0x100, 0x180], stride: 0x400, piece: 0x400, written }
     }
 }
 
-/// Splits off the first byte. This byte selects the variant of the device and driver.
+/// Splits off the first byte of the fuzzer's input. This byte selects the options of the device and the driver.
 pub(super) fn split_choice(bytes: &[u8]) -> (u8, &[u8]) {
     bytes.split_first().map_or((0, bytes), |(first, rest)| (*first, rest))
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Buffers of descriptor chains. Reads requests and writes replies regardless of how the driver split them into buffers.
+//! Buffers of descriptor chains. The functions read requests and write replies. The driver may have split a request or reply into several
+//! buffers.
 
 use std::ops::Deref;
 
@@ -54,8 +55,8 @@ impl<M> From<DescriptorChain<M>> for Chain<M> {
 
 /// Iterator over the buffers of a descriptor chain. It reads each descriptor only when the caller asks for the next buffer.
 ///
-/// A broken chain ends with an error that names the broken rule. A chain is broken if a link leaves the table or forms a loop, or if the
-/// chain is longer than its queue.
+/// If the chain is broken, the last item is an error that names the broken rule. A chain is broken if a link leaves the table or forms a
+/// loop, or if the chain is longer than its queue.
 #[derive(Clone)]
 pub(crate) struct Walk<M> {
     chain: DescriptorChain<M>,
@@ -85,8 +86,7 @@ where
             return None;
         }
         self.open = false;
-        // virtio-queue ends a broken chain without an error. A valid chain ends with a descriptor that names no next descriptor (`open` is
-        // false).
+        // Here, `None` means that the chain is broken: after the last descriptor of a valid chain, `open` is false.
         let Some(descriptor) = self.chain.next() else {
             return Some(Err("a descriptor chain leaves its table, has an invalid link, or forms a loop"));
         };
@@ -188,12 +188,12 @@ impl Request<'_> {
     }
 }
 
-/// Returns a function that turns a broken rule into an error that names `queue`.
+/// Returns a function that turns the text of a broken rule into an error that names `queue`.
 pub(crate) fn broken(queue: u16) -> impl Fn(&'static str) -> DeviceError {
     move |rule| DeviceError::Queue { queue, rule }
 }
 
-/// Returns a function that turns an error of the rings into an error that names `queue`.
+/// Returns a function that turns an error of virtio-queue into an error that names `queue`.
 pub(crate) fn ring_error(queue: u16) -> impl Fn(virtio_queue::Error) -> DeviceError {
     move |source| DeviceError::Ring { queue, source }
 }

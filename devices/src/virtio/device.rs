@@ -57,7 +57,7 @@ pub enum DeviceError {
     /// The vhost-user server of the device failed.
     #[error("the vhost-user server {reason}")]
     Server {
-        /// Failure of the server, worded as the end of the error text.
+        /// Failure of the server, such as "closes the connection". The text continues the sentence "the vhost-user server …".
         reason: String,
     },
     /// The thread that serves a queue panicked.
@@ -73,7 +73,7 @@ pub enum DeviceError {
 pub struct SharedRegion {
     /// The region's `shmid`.
     pub id: u8,
-    /// Size in bytes, a multiple of the page size. The size of its BAR is the next power of two.
+    /// Size in bytes, a multiple of the page size. The region's BAR has this size, rounded up to a power of two.
     pub size: u64,
 }
 
@@ -93,7 +93,7 @@ pub trait Interrupt: Send + Sync {
     /// notifies the driver too.
     fn config_changed(&self, notify: bool);
     /// Reports a fatal error that was found outside a vCPU thread. The effect is as if [`notify`](VirtioDevice::notify) had returned the
-    /// error. Takes no lock that is held while a device is reset or paused.
+    /// error. Takes no lock that is held while a device is reset or paused, because the reset or pause may wait for the calling thread.
     fn failed(&self, error: &DeviceError);
 }
 
@@ -198,8 +198,8 @@ pub trait VirtioDevice: Send + Sync {
     fn read_config(&self, offset: usize, data: &mut [u8]);
     /// Writes the device configuration at `offset`. Read-only fields keep their value.
     fn write_config(&self, _offset: usize, _data: &[u8]) {}
-    /// Returns the queues. Several methods of this trait use the queues by default. Returns `None` if the device overrides all these
-    /// methods.
+    /// Returns the queues. By default, several methods of this trait call the methods of these queues. Returns `None` if the device
+    /// overrides all these methods.
     fn queues(&self) -> Option<&dyn DeviceQueues> {
         None
     }
@@ -231,8 +231,7 @@ pub trait VirtioDevice: Send + Sync {
     }
     /// Notifies the device that the driver has added buffers to `queue`.
     ///
-    /// The thread of the notifying vCPU makes this call, and the vCPU waits until the call returns. So the work of one call must be
-    /// bounded.
+    /// A vCPU thread calls this method, and the vCPU does not run until the method returns. So the work of this method must be bounded.
     ///
     /// # Errors
     /// The driver made a mistake, and the device cannot recover without a reset.
@@ -259,7 +258,7 @@ pub trait VirtioDevice: Send + Sync {
     /// Moves the shared memory region to the guest-physical address `address`.
     ///
     /// # Errors
-    /// The platform rejected the move. The guest does not see the region's memory then.
+    /// The platform rejected the move. The region's memory is then not visible to the guest.
     fn shared_region_moved(&self, address: u64) -> std::io::Result<()> {
         let _ = address;
         Ok(())
@@ -278,8 +277,8 @@ pub trait VirtioDevice: Send + Sync {
     ///
     /// The transport calls this method when the VM is paused, and when the driver of a running VM forbids bus use. A driver forbids bus use
     /// when it turns bus mastering off, or selects a power state other than D0. When this method returns, the device accesses no guest
-    /// memory. No request is half served, except for requests that are part of the saved state. The call must end within a bounded time,
-    /// like a reset.
+    /// memory. The device has completed all requests that it began, except requests that are part of its saved state. Like a reset, this
+    /// method must return within a bounded time.
     fn pause(&self) {
         self.queues().into_iter().for_each(DeviceQueues::pause);
     }
@@ -288,15 +287,15 @@ pub trait VirtioDevice: Send + Sync {
     fn resume(&self) {
         self.queues().into_iter().for_each(DeviceQueues::resume);
     }
-    /// Notifies the device that the VM runs again after a pause. The queues may stay paused.
+    /// Notifies the device that the VM runs again after a pause. The queues stay paused while the driver forbids bus use.
     fn vm_resumed(&self) {}
     /// Returns the device's own state: everything that is neither in a register nor in a ring.
     ///
     /// # Errors
     /// Part of the device's state cannot be saved.
     fn save(&self) -> Result<DeviceState, StateError>;
-    /// Restores `state` in a device that is new or was just reset. If the saved device had a driver, this device has been activated. The
-    /// transport starts the queues afterwards.
+    /// Restores `state` in a device that is new or was just reset. If the saved device had a driver, the transport has already activated
+    /// this device. The transport starts the queues after this method.
     ///
     /// # Errors
     /// The device rejects part of the state. The device must be reset before further use.

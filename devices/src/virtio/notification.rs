@@ -9,9 +9,9 @@ use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Error, Queue, QueueT};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemory};
 
-/// Ring with `avail_event`, for [`keep_up`].
+/// Ring with the field `avail_event`. A test replaces the guest's ring with a model.
 trait EventRing {
-    /// Returns the driver's index. All elements before this index are visible to the caller.
+    /// Returns the driver's index in the available ring. All elements before this index are visible to the caller.
     fn available(&self) -> Result<Wrapping<u16>, Error>;
     /// Asks the driver to notify the device when the driver adds this element.
     fn set_used_event(&self, element: Wrapping<u16>) -> Result<(), Error>;
@@ -46,12 +46,12 @@ impl<M: GuestMemory> EventRing for GuestRing<'_, M> {
     }
 }
 
-/// Asks for a notification of the first element that is not in the ring yet. Returns the driver's index. The caller must serve all
-/// elements before this index. The driver notifies the device of all later elements.
+/// Asks the driver to notify the device of the first element that is not in the available ring yet. Returns the index of this element. The
+/// caller must serve all elements before this index.
 fn keep_up(ring: &impl EventRing, size: u16) -> Result<Wrapping<u16>, Error> {
     let mut seen = ring.available()?;
-    // A correct driver adds at most `size` elements while the device serves none. The limit ends the loop if a driver keeps changing the
-    // index.
+    // A correct driver adds at most `size` elements while the device serves no element. The limit ends the loop if a faulty driver keeps
+    // changing the index.
     for _ in 0..=size {
         ring.set_used_event(seen)?;
         // The driver writes its index before it reads `avail_event`. So at least one side sees the other side's write.
@@ -67,11 +67,11 @@ fn keep_up(ring: &impl EventRing, size: u16) -> Result<Wrapping<u16>, Error> {
 
 /// Asks the driver to notify the device of every element that it adds to the available ring from now on.
 ///
-/// Without `EVENT_IDX`, a driver notifies the device anyway unless a flag tells it not to. With `EVENT_IDX`, a driver notifies the device
-/// only when it adds the element that `avail_event` names.
+/// Without `EVENT_IDX`, a driver notifies the device of each element, unless the device has set a flag in the used ring
+/// (`VRING_USED_F_NO_NOTIFY`). With `EVENT_IDX`, a driver notifies the device only when it adds the element that `avail_event` names.
 ///
-/// Call this function before serving a queue. The driver then notifies the device of all later elements. So the device can stop after the
-/// elements that are present. Another vCPU that keeps adding elements cannot keep the device busy for ever.
+/// Call this function before serving a queue. The driver then notifies the device of all later elements. So the device may stop after it
+/// has served the elements that are already present. Otherwise, a vCPU that keeps adding elements could keep the device busy for ever.
 pub(crate) fn ask_for_notifications(queue: &Queue, memory: &impl GuestMemory) -> Result<(), Error> {
     if !queue.event_idx_enabled() {
         return Ok(());
@@ -79,8 +79,8 @@ pub(crate) fn ask_for_notifications(queue: &Queue, memory: &impl GuestMemory) ->
     keep_up(&GuestRing::new(queue, memory)?, queue.size()).map(drop)
 }
 
-/// Asks for a notification of element `taken`, the next element that the device takes. Returns true if the driver has already added this
-/// element.
+/// Asks the driver to notify the device of element `taken`, the next element that the device will take. Returns true if the driver has
+/// already added this element.
 fn request_interrupt_after(ring: &impl EventRing, taken: Wrapping<u16>) -> Result<bool, Error> {
     ring.set_used_event(taken)?;
     // This fence is needed for the same reason as the fence in `keep_up`.
@@ -94,7 +94,7 @@ fn request_interrupt_after(ring: &impl EventRing, taken: Wrapping<u16>) -> Resul
 /// take them before it waits.
 ///
 /// With `EVENT_IDX`, a driver sends no notification until the device asks again. So a device that asks only when it is idle causes no VM
-/// exits while it is busy. Without `EVENT_IDX`, a driver notifies the device each time.
+/// exits while it is busy. Without `EVENT_IDX`, a driver notifies the device of each element.
 pub(crate) fn more_came(queue: &Queue, memory: &impl GuestMemory) -> Result<bool, Error> {
     let taken = Wrapping(queue.next_avail());
     if !queue.event_idx_enabled() {

@@ -33,7 +33,7 @@ pub(crate) struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// Wraps queue `index` of the device of `driver`.
+    /// Wraps `queue`, which has index `index` in the device that `driver` uses.
     pub(crate) fn new(index: u16, queue: Queue, driver: &Driver) -> Self {
         let numbers = || vec![Number::default(); queue.size().into()].into_boxed_slice();
         let record = driver.requests.of_queue(index).map(|ring| Record {
@@ -82,7 +82,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Returns a chain to the driver, with `len` bytes written to the chain.
+    /// Returns a chain to the driver. The device has written `len` bytes to the chain.
     #[inline]
     pub(crate) fn add_used<M: GuestMemory>(&mut self, memory: &M, head: u16, len: u32) -> Result<(), Error> {
         self.queue.add_used(memory, head, len)?;
@@ -100,14 +100,14 @@ impl DeviceQueue {
         Ok(())
     }
 
-    /// Records the kind of the request with this head index. `crash/ring_text.rs` defines `code` and `value` for each device type. Both
+    /// Records the kind of the request with this head index. `crash/ring_text.rs` defines `code` and `value` for each device type. These
     /// values come from header fields of the request and contain no guest data.
     #[inline]
     pub(crate) fn note(&self, head: u16, (code, value): (u8, u64)) {
         self.keep(head, |ring, number| ring.note(number, code, value));
     }
 
-    /// Records the status of the reply.
+    /// Records the status of the reply to the request with this head index.
     #[inline]
     pub(crate) fn note_status(&self, head: u16, status: u8) {
         self.keep(head, |ring, number| ring.set_status(number, status));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Benchmark of the queue work for one packet: the device takes a chain, walks its buffers, and returns the chain. The queue can record its
-//! last requests.
+//! Benchmark of the queue work for one packet: the device takes a chain, walks its buffers, and returns the chain. The benchmark runs with
+//! and without a record of the last requests.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub struct QueueLoad {
 }
 
 impl QueueLoad {
-    /// Returns a queue, with or without a record of the last requests.
+    /// Returns a queue. If `with_ring` is true, the queue records its last requests.
     ///
     /// # Panics
     /// Memory cannot be allocated.

@@ -49,8 +49,8 @@ impl QueueTable {
         Ok(())
     }
 
-    /// Calls `step` for at most `most` requests of a queue, and then interrupts the driver. Stops early when orders arrive. Returns true
-    /// if a request was served.
+    /// Calls `step` at most `most` times to serve requests of a queue. Stops earlier if `step` returns false or an order arrives. If a
+    /// request was served, interrupts the driver and returns true.
     pub(super) fn batch(
         &mut self,
         index: u16,

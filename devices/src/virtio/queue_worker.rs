@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Threads that serve the queues of a device, and their doorbells. Starts, stops, pauses and resumes the threads.
+//! Threads that serve the queues of a device, and the doorbells of these queues. [`QueueWorker`] starts, stops, pauses and resumes the
+//! threads.
 
 use std::io;
 use std::sync::Mutex;
@@ -49,7 +50,7 @@ type IsApart = dyn Fn(u16, &Driver) -> bool + Send + Sync;
 /// State that changes with the driver.
 struct Active<T: Task> {
     driver: Option<Driver>,
-    /// Threads and their numbers. A list is fast enough for few threads, and a map would add much code for each task type.
+    /// Threads and their numbers. A list is fast enough for a few threads. A map would add much machine code for each task type.
     workers: Vec<(usize, Worker<T>)>,
     paused: bool,
 }
@@ -64,7 +65,7 @@ impl<T: Task> Active<T> {
     }
 }
 
-/// Threads that serve the queues of a device. Each thread starts with its first queue and ends with its last queue.
+/// Threads that serve the queues of a device. Each thread starts when its first queue is started, and ends when its last queue is stopped.
 pub(super) struct QueueWorker<T: Task> {
     /// Number of queues.
     queues: usize,

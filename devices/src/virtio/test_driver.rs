@@ -81,7 +81,8 @@ impl TestPlatform {
         Self { ram, memory, recorder: Arc::default(), doorbells: Arc::default(), mapper, relay }
     }
 
-    /// Returns a driver for `device`. `rings` gives the positions of the queues. Only the tests of this device type use `more`.
+    /// Returns a driver for `device`. `rings` gives the positions of the queues. `more` is additional state for the tests of this device
+    /// type.
     pub(super) fn drive<D, M>(
         self,
         (function, device): (Arc<VirtioPciDevice>, Arc<D>),
@@ -97,7 +98,7 @@ impl TestPlatform {
     }
 }
 
-/// Device `D` with its driver. The value dereferences to `more`, which only the tests of this device type use.
+/// Device `D` with its driver. The value dereferences to `more`: additional state for the tests of this device type.
 pub(super) struct TestDriver<D, M = ()> {
     pub(super) function: Arc<VirtioPciDevice>,
     pub(super) device: Arc<D>,
@@ -296,14 +297,14 @@ impl<D, M> TestDriver<D, M> {
         bytes
     }
 
-    /// Continues as the driver of `old`, with a copy of the RAM of `old`. The state of the device of `self` does not change.
+    /// Copies the RAM of `old`, so that this driver continues where the driver of `old` stopped. Does not change the state of this device.
     pub(super) fn continue_from(&mut self, old: &Self) {
         self.fill(0, &old.bytes(0, usize::try_from(old.ram.last_addr().0 + 1).unwrap()));
         (self.added, self.descriptors) = (old.added, old.descriptors);
     }
 
-    /// Continues as the driver of `old`. Saves the state of the device of `old`, and restores the state in the device of `self`. The device
-    /// of `old` must be paused, and the device of `self` must have the same mappings.
+    /// Copies the RAM and the device state of `old`, so that this driver continues where the driver of `old` stopped. The device of `old`
+    /// must be paused. This device must have the same mappings.
     pub(super) fn restore_from(&mut self, old: &Self) {
         self.continue_from(old);
         let state = old.function.save().unwrap();
@@ -312,10 +313,11 @@ impl<D, M> TestDriver<D, M> {
         assert_eq!(self.function.save().unwrap(), state);
     }
 
-    /// Checks that the device rejects `state` with `value` at `pointer`, and that the device can be reset afterwards.
+    /// Sets the field at the JSON pointer `pointer` of `state` to `value`. Checks that the device rejects the changed state, and can be
+    /// reset afterwards.
     pub(super) fn refuses(&self, state: &DeviceState, pointer: &str, value: &Value) {
         let mut state = state.clone();
-        // The state may not contain the field yet, so insert the field into its object.
+        // If the state does not contain the field yet, this line adds the field to its object.
         let (object, field) = pointer.rsplit_once('/').unwrap();
         state.payload.pointer_mut(object).expect(pointer)[field] = value.clone();
         assert!(self.function.restore(&state).is_err(), "{pointer} {value}");
@@ -323,7 +325,7 @@ impl<D, M> TestDriver<D, M> {
         assert_eq!(self.status(), 0);
     }
 
-    /// Checks that the device can be reset after it restored or rejected `state` with `changes`.
+    /// Applies `changes` to `state`. Checks that the device can be reset after it has restored or rejected the changed state.
     pub(super) fn survives(&self, state: &DeviceState, changes: Changes) {
         let mut value = serde_json::to_value(state).unwrap();
         for (place, with) in changes {

@@ -21,7 +21,7 @@ use crate::sync::lock;
 use crate::virtio::byte_driver::queue_at;
 use crate::virtio::{DeviceError, Interrupt, VirtioPciDevice};
 
-/// Time to wait for a device action that the test expects not to happen.
+/// Time after which a test assumes that a device action will not happen.
 pub(super) const SOON: Duration = Duration::from_millis(20);
 
 /// Turns bus mastering of a function on or off, as its driver would.
@@ -33,7 +33,7 @@ pub(super) fn set_bus_master(function: &VirtioPciDevice, on: bool) {
     function.write_config(COMMAND, &command.to_le_bytes());
 }
 
-/// Interrupt vectors that count how often each was raised.
+/// Interrupt vectors that count how often each vector was raised.
 pub(super) struct FakeVectors {
     raised: Vec<AtomicU32>,
 }
@@ -109,7 +109,7 @@ impl Doorbells for FakeDoorbells {
     }
 }
 
-/// Memory slots as the guest would see them.
+/// Memory slots that a test accesses in place of the guest.
 #[derive(Default)]
 pub(crate) struct FakeSlots {
     slots: Mutex<BTreeMap<u32, (u64, HostRange)>>,
@@ -153,7 +153,7 @@ impl FakeSlots {
     }
 
     fn slice(&self, gpa: u64) -> VolatileSlice<'_> {
-        let host = self.at(gpa).expect("the guest has memory there");
+        let host = self.at(gpa).expect("the guest has memory at this address");
         // SAFETY: The caller of `insert` promised that the range stays mapped until the slot is removed.
         unsafe { VolatileSlice::new(std::ptr::with_exposed_provenance_mut(host.address), host.len) }
     }
@@ -245,8 +245,8 @@ pub(crate) fn spoil(state: &mut Value, place: usize, with: u64) {
     change(state, place % count(state), with);
 }
 
-/// Driver with `EVENT_IDX` whose interrupt handler adds the chain at descriptor 0 again, until it was added `most` times. The driver
-/// counts its interrupts and its notifications.
+/// Driver with `EVENT_IDX` whose interrupt handler adds the chain at descriptor 0 again, until the chain was added `most` times. The driver
+/// counts the interrupts that it receives and the notifications that it must send.
 pub(super) struct BusyDriver {
     ram: Arc<Ram>,
     queue: Queue,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Control queue. With a command in this queue, the driver sets the number of queue pairs that it uses (virtio 1.4, section 5.1.6.5).
+//! Control queue. Through this queue, the driver sets the number of queue pairs that it uses (virtio 1.4, section 5.1.6.5).
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
-/// Size of the control queue. A driver sends one command at a time.
+/// Size of the control queue. A small queue is enough, because a driver sends one command at a time.
 pub(in crate::virtio) const CONTROL_QUEUE_SIZE: u16 = 64;
 
 /// Returns the index of the control queue, on a device with `pairs` pairs of queues. The control queue follows the last pair. A driver that
@@ -38,7 +38,7 @@ pub(in crate::virtio) trait Pairs: Send + Sync {
     fn set_pairs(&self, pairs: u16) -> io::Result<()>;
 }
 
-/// Number of bytes of a command that the device reads: class, command, and number of pairs.
+/// Number of bytes that the device reads from a command: class (1), command (1), and number of pairs (2).
 const COMMAND: usize = 4;
 
 /// Command of the driver.

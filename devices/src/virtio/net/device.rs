@@ -118,8 +118,8 @@ impl VirtioNet {
         let carrier = &self.link.carrier;
         let done = carrier.set_offloads(Offloads::of(features)).and_then(|()| carrier.set_pairs(pairs));
         if let Err(error) = done {
-            // The guest may now receive packets that it cannot process. The device cannot report this failure to the driver, so it only
-            // logs the failure.
+            // The guest may now receive packets that it cannot process. The device cannot report this failure to the driver, so the failure
+            // is only logged.
             self.link.complain(&self.throttle, "cannot set offloads and queues of the host interface", &error);
         }
         self.pairs.store(pairs, Ordering::Release);

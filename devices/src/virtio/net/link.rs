@@ -35,7 +35,7 @@ impl Link {
         self.carrier.file(queue / 2)
     }
 
-    /// Returns true if the host interface was deleted. Reads and writes of the interface's files then fail.
+    /// Returns true if the host interface was deleted. After the deletion, reads and writes of the interface's files fail.
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
@@ -54,7 +54,7 @@ impl Link {
         }
     }
 
-    /// Takes a packet of `bytes` bytes from the budget of `limiter`.
+    /// Charges a packet of `bytes` bytes to the budget of `limiter`.
     ///
     /// # Errors
     /// The remaining budget is too small. The error is the time that the packet has to wait.

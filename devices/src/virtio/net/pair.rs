@@ -3,8 +3,8 @@
 //! Task of the thread that serves a pair of queues.
 //!
 //! One thread serves both queues of a pair. Most received packets answer transmitted packets, and the host kernel often creates the answer
-//! while it accepts the transmitted packet. A separate receive thread would be woken for each packet, in the middle of the transmit
-//! thread's work. A single thread finds all answers after it has finished transmitting.
+//! while it accepts the transmitted packet. The host kernel would wake a separate receive thread for each packet, while the transmit thread
+//! still works. A single thread reads all answers after it has finished transmitting.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

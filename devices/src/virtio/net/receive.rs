@@ -44,9 +44,9 @@ pub(super) struct Receive {
     buffers: Buffers,
     /// Chains that contain `buffers`: head index, and number of bytes to write.
     used: Vec<(u16, u32)>,
-    /// Index of the available ring at the last check.
+    /// Driver's index in the available ring at the last check.
     seen: Wrapping<u16>,
-    /// Remaining delay, because of the rate limit or after a failed read from the host interface.
+    /// Current delay, after the rate limit was reached or a read from the host interface failed.
     rest: Rest,
     throttle: Throttle,
 }
@@ -60,7 +60,7 @@ enum Step {
     NoPacket,
     /// The driver has not added enough buffers for the packet.
     NoRoom,
-    /// The rate limit holds the packet back for this time.
+    /// The rate limit delays the packet for this time.
     Held(Duration),
 }
 
@@ -110,7 +110,7 @@ impl Receive {
             match self.step() {
                 Ok(Step::Done) => received += 1,
                 Ok(Step::NoPacket) => break Turn::Wait(Wait::Source),
-                // Further packets wait in the host interface.
+                // During the delay, further packets wait in the host interface.
                 Ok(Step::Held(time)) => break self.rest.begin(time),
                 Ok(Step::NoRoom) if self.has_room_now()? => {}
                 Ok(Step::NoRoom) => break Turn::Wait(Wait::Doorbell),
@@ -134,7 +134,7 @@ impl Receive {
         Ok(self.seen != before)
     }
 
-    /// Reads the index of the available ring.
+    /// Reads the driver's index in the available ring.
     fn look(&mut self) -> Result<(), DeviceError> {
         let available = self.queue.avail_idx(&self.driver.memory.view(), Ordering::Acquire);
         self.seen = available.map_err(ring_error(self.index))?;
@@ -182,14 +182,15 @@ impl Receive {
         while room < self.len {
             let Some(chain) = self.queue.next_chain(memory).map_err(&ring)? else {
                 self.queue.put_back(self.queue.next_avail().wrapping_sub(first));
-                // If the packet fills all buffers that the queue can hold, the driver cannot add more buffers. So the packet can never fit.
+                // If the queue is full of buffers, the driver cannot add more buffers. So a packet that is larger than all these buffers
+                // can never fit.
                 let all = self.used.len() >= usize::from(size);
                 return Ok(if all { self.lose() } else { Step::NoRoom });
             };
             let head = chain.head_index();
             let bytes = collect(chain, size, Direction::Writable, &mut self.buffers).map_err(&rule)?;
             if !merges && bytes < self.len {
-                // The buffers go back to the queue, for the next packet.
+                // Return the buffers to the queue, for the next packet.
                 self.queue.put_back(self.queue.next_avail().wrapping_sub(first));
                 return Ok(self.lose());
             }

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 /// Kind and version of the saved state.
 pub(super) const STATE: (&str, u32) = ("net", 1);
 
-/// Configuration fields that the driver has read and relies on, and the number of pairs that the driver has set. The state contains no
-/// packets: a packet that has not reached the guest is lost, as on a wire.
+/// Saved device state: configuration fields that the driver relies on, and the number of pairs that the driver has set. The state contains
+/// no packets. A packet that the guest has not received yet is lost, as on a wire.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NetState {

@@ -22,7 +22,8 @@ pub const ROLE: ThreadRole = ThreadRole { name: "net", calls: &[] };
 /// Role of the thread that serves the control queue. This thread configures the host interface.
 pub const CONTROL_ROLE: ThreadRole = ThreadRole { name: "net_control", calls: &[calls::TAP] };
 
-/// Creates the threads of a device with `queues` queues. The device has `most` pairs, and its driver uses `pairs` of them.
+/// Creates the threads of a device with `queues` queues. The device has `most` pairs of queues, and its driver uses the first `pairs`
+/// pairs.
 ///
 /// # Errors
 /// The process has no free file descriptor.
@@ -35,8 +36,8 @@ pub(super) fn threads(
     // The queue after the last pair is always a control queue, regardless of the features that the driver accepted.
     let is_last = move |index| index == 2 * most;
     let is_control = move |index, driver: &Driver| is_last(index) || index == control_queue(driver.features, most);
-    // If the driver accepted CTRL_VQ without MQ, the control queue has index 2, which may lie within the pairs. The control queue then has a
-    // thread of its own, apart from the thread of this pair.
+    // If the driver accepted CTRL_VQ without MQ, the control queue has index 2, which may lie within the pairs. In this case, the control
+    // queue has its own thread, separate from the thread of the pair.
     let is_moved = move |index, driver: &_| !is_last(index) && is_control(index, driver);
     QueueWorker::several(queues, 2, is_moved, move |driver, index, queue, _| {
         let id = &link.id;

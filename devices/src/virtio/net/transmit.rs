@@ -33,7 +33,7 @@ pub(super) struct Transmit {
     packet: Vec<u8>,
     /// Buffers of the current packet.
     buffers: Buffers,
-    /// Remaining delay of the rate limit.
+    /// Current delay, after the rate limit was reached.
     rest: Rest,
     throttle: Throttle,
 }
@@ -44,7 +44,7 @@ enum Step {
     Done,
     /// There is no packet.
     NoPacket,
-    /// The rate limit holds the next packet back for this time.
+    /// The rate limit delays the next packet for this time.
     Held(Duration),
 }
 
@@ -86,7 +86,7 @@ impl Transmit {
         more_came(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))
     }
 
-    /// Sends the next packet. A packet that is held back stays in the queue, as if the driver had not added it yet.
+    /// Sends the next packet. If the rate limit delays the packet, the packet stays in the queue as if the driver had not added it yet.
     fn send(&mut self) -> Result<Step, DeviceError> {
         let ring = ring_error(self.index);
         let (head, bytes, whole) = {

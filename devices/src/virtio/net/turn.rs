@@ -13,13 +13,13 @@ use crate::worker::Wait;
 /// Result of a queue's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// There may be more to do, but the other queue is served first.
+    /// The queue may have more packets, but the thread serves the other queue first.
     More,
-    /// There is nothing to do until this event.
+    /// The queue has nothing to do until this event.
     Wait(Wait),
 }
 
-/// Delay of a queue. The queue does nothing until the delay is over, even if its thread is woken for the other queue.
+/// Delay of a queue. The queue does nothing until the delay is over, even if the thread is woken for the other queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rest(Option<Instant>);
 
@@ -40,8 +40,8 @@ impl Rest {
     }
 }
 
-/// Ends a turn of queue `index`. Interrupts the driver if it wants an interrupt for the buffers that were used since the used index was
-/// `since`.
+/// Ends a turn of queue `index`. `since` is the used index at the start of the turn. Interrupts the driver if it wants an interrupt for the
+/// buffers that the device has used since then.
 pub(super) fn notify_driver(queue: &DeviceQueue, driver: &Driver, index: u16, since: u16) -> Result<(), DeviceError> {
     if wants_interrupt(queue, &driver.memory.view(), since).map_err(ring_error(index))? {
         driver.interrupt.queue_used(index);

@@ -3,8 +3,8 @@
 //! Stops DMA and interrupts of a device while the device may not use the bus.
 //!
 //! The driver forbids bus use if it clears the bus master bit of the command register, or selects a power state other than D0. The gate
-//! then pauses the device's queues. The device's MSI-X messages stay pending, because a message is a write to memory too. When the driver
-//! allows bus use again, the gate resumes the queues and sends the pending messages. A pause of the whole VM pauses the queues too,
+//! then pauses the device's queues. The device's MSI-X messages stay pending, because each message is a memory write on the bus. When the
+//! driver allows bus use again, the gate resumes the queues and sends the pending messages. A pause of the whole VM pauses the queues too,
 //! independently of bus use.
 
 use std::sync::Mutex;
@@ -31,7 +31,7 @@ impl Reasons {
 /// Gate between a device and the bus.
 pub(super) struct BusGate {
     reasons: Mutex<Reasons>,
-    /// Copy of `on_bus` that notifications read without the lock.
+    /// Copy of `on_bus`, which [`is_open`](Self::is_open) reads without the lock.
     is_open: AtomicBool,
 }
 
@@ -51,7 +51,8 @@ impl BusGate {
     /// Opens or closes the gate according to the registers. `may_use_bus` reads the registers while the gate is locked. So after several
     /// concurrent writes, the gate follows the last write.
     ///
-    /// When this function returns with a closed gate, the device has no I/O in flight. It starts no more DMA and sends no more messages.
+    /// If the gate is closed when this function returns, the device has no I/O in flight. The device then starts no DMA and sends no
+    /// messages.
     pub(super) fn follow(
         &self,
         device: &dyn VirtioDevice,
@@ -96,7 +97,7 @@ impl BusGate {
     }
 }
 
-/// Pauses or resumes the device if its state must change.
+/// Pauses the device if it was running and must stop. Resumes the device if it was stopped and may run.
 fn set(device: &dyn VirtioDevice, was_stopped: bool, is_stopped: bool) {
     match (was_stopped, is_stopped) {
         (false, true) => device.pause(),

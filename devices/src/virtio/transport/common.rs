@@ -242,8 +242,8 @@ impl CommonConfig {
         Action::None
     }
 
-    /// Returns the queues as the driver has set them up. An inner `None` is a queue that is not enabled. An outer `None` means that the
-    /// rings of at least one queue are misaligned or outside the device's memory.
+    /// Returns the queues as the driver has set them up. The entry of a queue that is not enabled is `None`. Returns `None` if the rings of
+    /// at least one queue are misaligned or outside the device's memory.
     pub(super) fn build_queues(&self, memory: &DmaView<'_>) -> Option<Vec<Option<Queue>>> {
         self.queues.iter().map(|setup| self.build_queue(setup, memory)).collect()
     }
@@ -260,7 +260,7 @@ impl CommonConfig {
         queue.try_set_used_ring_address(used).ok()?;
         queue.set_event_idx(self.driver_features & EVENT_IDX != 0);
         queue.set_ready(true);
-        // virtio-queue treats a queue whose available ring is at address 0 as never set up.
+        // An available ring at address 0 is invalid, because virtio-queue treats such a queue as never set up.
         (setup.rings[1] != 0 && queue.is_valid(memory)).then_some(Some(queue))
     }
 
@@ -299,7 +299,7 @@ impl CommonConfig {
         if added & status::FEATURES_OK != 0 && !self.features_fit(self.driver_features) {
             added &= !status::FEATURES_OK;
         }
-        // DRIVER_OK is illegal without FEATURES_OK. DRIVER_OK is then ignored, and the device does not start.
+        // `DRIVER_OK` is illegal without `FEATURES_OK`. In this case, the bit is ignored and the device does not start.
         if (self.status | added) & status::FEATURES_OK == 0 {
             added &= !status::DRIVER_OK;
         }
@@ -308,7 +308,7 @@ impl CommonConfig {
         if starts { Action::Start } else { Action::None }
     }
 
-    /// True if a driver that accepts `accepted` may start. It may accept only offered features. It must accept `VERSION_1`, and also
+    /// True if the features `accepted` are legal. A driver may accept only offered features. A driver must accept `VERSION_1`, and also
     /// `ACCESS_PLATFORM` if the device is behind an IOMMU.
     fn features_fit(&self, accepted: u64) -> bool {
         accepted & !self.offered == 0 && accepted & self.needed == self.needed
@@ -367,8 +367,8 @@ fn at(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-/// Returns the half of `value` that a feature select register selects: 0 selects the low half, and 1 the high half. Returns 0 for any other
-/// half.
+/// Returns the half of `value` that the value `select` of a feature select register selects: 0 selects the low half, and 1 the high half.
+/// Returns 0 for any other `select`.
 fn half(value: u64, select: u32) -> u32 {
     let bytes = value.to_le_bytes();
     match select {

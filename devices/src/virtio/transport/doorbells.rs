@@ -3,8 +3,8 @@
 //! Notifications that reach a device's thread without an exit of the vCPU to the VMM.
 //!
 //! The host kernel writes an eventfd for each guest write to a queue's address in the notification BAR. The eventfds are connected only
-//! while the device serves a driver, the device may use the bus, and the BAR is decoded. Otherwise the vCPU exits to the VMM, and the VMM
-//! ignores the notification.
+//! while the device serves a driver, the device may use the bus, and the BAR is decoded. If one of these conditions is not met, the vCPU
+//! exits to the VMM, and the VMM ignores the notification.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +23,7 @@ pub(super) struct QueueDoorbells {
 
 #[derive(Default)]
 struct Place {
-    /// Address at which the BAR is claimed.
+    /// Address of the notification BAR on the bus, or `None` while the BAR is not on the bus.
     bar: Option<u64>,
     /// Address of the BAR for which the doorbells are connected.
     listening: Option<u64>,
@@ -35,7 +35,7 @@ impl QueueDoorbells {
         Self { platform, place: Mutex::default() }
     }
 
-    /// Sets the address of the BAR. `None` means that the BAR is not claimed.
+    /// Sets the address of the notification BAR on the bus. `None` means that the BAR is not on the bus.
     pub(super) fn set_bar(&self, address: Option<u64>) {
         lock(&self.place).bar = address;
     }

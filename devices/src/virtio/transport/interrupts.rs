@@ -61,8 +61,8 @@ impl Interrupts {
         }
     }
 
-    /// Calls `change` with the MSI-X table, for an access of the guest. The function only logs failures of the platform, because the guest
-    /// cannot handle these failures.
+    /// Calls `change` with the MSI-X table. If the platform rejects the change, this function only logs the error, because the guest cannot
+    /// handle the error.
     pub(super) fn with_msix(&self, change: impl FnOnce(&mut MsixTable) -> Result<(), MsixError>) {
         if let Err(error) = change(&mut lock(&self.msix)) {
             self.complain(&error);

@@ -171,11 +171,12 @@ fn add_msix(config: &mut ConfigSpace, vectors: u16) -> u16 {
 
 /// Adds the power management capability, so that the device keeps its state while the guest sleeps.
 ///
-/// Without this capability, or without `No_Soft_Reset`, Linux resets the device at wake-up. A virtio-iommu would lose its mappings.
+/// Without this capability, or without `No_Soft_Reset`, Linux resets the device at wake-up. The reset would delete the mappings of a
+/// virtio-iommu.
 fn add_power_management(config: &mut ConfigSpace) -> u16 {
     const VERSION: u8 = 3;
     const NO_SOFT_RESET: u8 = 8;
-    // The registers answer in every power state. DMA and interrupts stop outside D0. The guest can write only the power state.
+    // The guest can write only the power state. Outside D0, DMA and interrupts stop, but the guest can still access the registers.
     let body = [VERSION, 0, NO_SOFT_RESET, 0, 0, 0];
     let state = PM_CONTROL_STATE.to_le_bytes();
     config.add_capability(Capability { id: CAP_PM, body: &body, writable: &[0, 0, state[0], state[1]] })
@@ -184,7 +185,8 @@ fn add_power_management(config: &mut ConfigSpace) -> u16 {
 fn add_access(config: &mut ConfigSpace) -> u16 {
     let mut body = structure(CFG_PCI, STRUCTURES_BAR, 0, 0);
     body.extend([0; 4]);
-    // The array begins at offset 2 of the capability. The driver can write `bar` (byte 2), and `offset`, `length` and data (bytes 6 to 17).
+    // `writable` begins at offset 2 of the capability. The driver can write `bar` (`writable[2]`), and `offset`, `length` and `data`
+    // (`writable[6..18]`).
     let writable = [0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
     add(config, &body, &writable)
 }

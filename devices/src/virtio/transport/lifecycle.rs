@@ -16,7 +16,7 @@ const FAILED: u64 = 1 << 1;
 /// Bit position of the driver's number, above the two flags.
 const NUMBER_SHIFT: u32 = 2;
 
-/// Number with an atomic compare-and-exchange. Tests use loom's type in place of `AtomicU64`.
+/// Number that threads can change with an atomic compare-and-exchange. Tests use loom's type in place of `AtomicU64`.
 pub(super) trait Word {
     /// Reads the number.
     fn load(&self) -> u64;
@@ -186,7 +186,7 @@ mod tests {
                 worker.join().unwrap();
             }
             control.join().unwrap();
-            // Whenever the failure was reported, the device has not failed for the next driver.
+            // Regardless of when the worker reported the failure, the device has not failed for the next driver.
             assert!(!lifecycle.has_failed());
             lifecycle.start();
             assert!(lifecycle.served().is_some());

@@ -30,7 +30,7 @@ use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::{DeviceError, DeviceProperties, Driver, Interrupt, LastRequests, VirtioDevice};
 
-/// Error when a virtio PCI device is created.
+/// Reason why a virtio PCI device cannot be created.
 #[derive(Debug, Error)]
 pub enum TransportError {
     /// The device has more queues than the transport supports.
@@ -78,8 +78,8 @@ impl State {
         }
     }
 
-    /// Marks the device as failed until this driver resets it (virtio 1.3, section 2.1.2). The device's threads call this function. It must
-    /// not lock the registers, because a reset holds this lock while it waits for the threads (deadlock).
+    /// Marks the device as failed until this driver resets it (virtio 1.3, section 2.1.2). The device's threads call this function. So the
+    /// function must not lock the registers: a reset holds this lock while it waits for the threads (deadlock).
     fn fail(&self, driver: DriverNumber, cause: &dyn std::fmt::Display) {
         if !self.lifecycle.fail(driver) {
             return;
@@ -202,7 +202,7 @@ impl VirtioPciDevice {
         })
     }
 
-    /// Returns the interface that notifies the current driver of changes that the VMM makes.
+    /// Returns the interface through which the VMM notifies the current driver, for example of a changed device configuration.
     pub fn interrupt(&self) -> Arc<dyn Interrupt> {
         Arc::new(DriverLine { state: self.state.clone(), driver: self.state.lifecycle.driver() })
     }
@@ -442,7 +442,7 @@ impl PciDevice for VirtioPciDevice {
     }
 
     fn read_bar(&self, index: u8, offset: u64, data: &mut [u8]) {
-        // The notification BAR reads as zero. Parts of the shared region without memory read as zero too.
+        // The notification BAR reads as zero. A part of the shared region that is not backed by memory reads as zero too.
         if index == STRUCTURES_BAR { self.read_structures(offset, data) } else { data.fill(0) }
     }
 
@@ -487,7 +487,7 @@ impl PciDevice for VirtioPciDevice {
         let state: TransportState = state.payload(STATE.0, STATE.1)?;
         let mut common = lock(&self.state.common);
         common.restore(&state.common)?;
-        // Restored functions are paused. Their queues resume with the VM, if the registers allow bus use.
+        // A restored function is paused. Its queues resume when the VM resumes, if the registers allow bus use.
         self.gate.pause_vm(&*self.device);
         lock(&self.space).restore(&state.config)?;
         self.follow_bus();
@@ -517,7 +517,7 @@ impl PciDevice for VirtioPciDevice {
                 _ => {
                     return Err(StateError::rule(
                         "common.queues",
-                        "if the driver is ready, `served` must be true for each enabled queue, and false for all other queues",
+                        "if the driver is ready, `served` must contain a position for each enabled queue, and must be null for all other queues",
                     ));
                 }
             }

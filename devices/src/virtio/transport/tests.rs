@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the PCI transport, with a device that records the transport's calls.
+//! Tests of the PCI transport. The device under test records the calls of the transport.
 
 mod bus;
 mod recorder;

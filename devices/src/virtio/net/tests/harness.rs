@@ -43,7 +43,7 @@ pub(super) struct Requested {
 }
 
 impl Host {
-    /// Creates a host with a single pair that uses `file` for its packets.
+    /// Creates a host with a single pair, whose packets pass through `file`.
     pub(super) fn of(file: File) -> Self {
         Self { files: vec![file], requested: Arc::default() }
     }
@@ -161,7 +161,7 @@ impl Harness {
         self.host[pair].send(&[&[0; HEADER_BYTES], frame].concat()).unwrap();
     }
 
-    /// Receives a packet on the host's side, and returns its length. If a signal interrupts the call, it is retried.
+    /// Receives a packet on the host's side, and returns its length. If a signal interrupts the system call, retries the call.
     pub(super) fn receive(&self, packet: &mut [u8]) -> usize {
         loop {
             match self.host[0].recv(packet) {

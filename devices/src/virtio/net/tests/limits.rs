@@ -15,7 +15,7 @@ fn limits(size: u64, refill_time: Duration) -> Option<RateLimits> {
 
 #[test]
 fn rate_limits_are_per_direction_and_delay_without_loss() {
-    // The budget is 1000 bytes, and grows by 100 bytes per 10 ms.
+    // The budget is at most 1000 bytes, and refills at 100 bytes per 10 ms.
     let mut harness = Harness::limited(1, false, limits(1000, Duration::from_millis(100)));
     harness.start(true);
     for index in 0..8 {
@@ -27,7 +27,7 @@ fn rate_limits_are_per_direction_and_delay_without_loss() {
         harness.give(0, &frame(1000));
     }
     harness.wait_used(RECEIVE, 4);
-    // The fourth packet passes only after the budget has recovered from the first three packets.
+    // The fourth packet must wait until the budget has been refilled three times.
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
     assert!(harness.bytes(BUFFERS + 0x1800 + 12, 1000) == frame(1000));
     // The other direction still has its full budget.
@@ -63,6 +63,6 @@ fn rate_limited_packet_delays_neither_pause_nor_reset() {
     harness.function.resume();
     harness.function.reset().unwrap();
     assert_eq!(harness.status(), 0);
-    // The rate limit would wake a queue only after an hour, so the queue checks its limit only a few times.
+    // The budget is refilled after an hour. So each queue checks the budget only a few times.
     assert!(harness.device.counters().rate_waits < 20);
 }

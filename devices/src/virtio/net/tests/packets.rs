@@ -111,7 +111,7 @@ fn packet_too_large_for_receive_buffers_is_counted_as_dropped() {
     harness.wait_used(RECEIVE, 1);
     assert_eq!(harness.used_len(RECEIVE, 0), 112);
 
-    // A packet is also dropped if all buffers that the queue can hold are together too small.
+    // The device also drops a packet if the queue is full of buffers and these buffers are together too small.
     let mut harness = Harness::new(1, false);
     harness.start(true);
     for index in 0..16 {
@@ -171,7 +171,7 @@ fn closed_interface_drops_packets_and_device_survives() {
 fn gpa_buffer_behind_the_iommu_faults_and_needs_a_reset() {
     let mut harness = Harness::new(1, true);
     harness.start(true);
-    // A guest-physical address is not an IOVA.
+    // The address of this buffer is a guest-physical address, which is not mapped as an IOVA.
     harness.add(RECEIVE, &[(BUFFERS, 2048, WRITE)]);
     harness.ring(RECEIVE);
     harness.give(0, &frame(100));

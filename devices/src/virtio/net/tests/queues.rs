@@ -14,7 +14,7 @@ use crate::virtio::net::spec::{CONFIG_BYTES, CTRL_ERR, CTRL_MQ, CTRL_OK, CTRL_VQ
 use crate::virtio::test_driver::{WRITE, wait_until};
 use crate::virtio::test_support::SOON;
 
-/// Sets the number of pairs, and returns the answer.
+/// Sends a command to queue 4: the control queue of a device with two pairs. Returns the answer.
 fn set_pairs(harness: &mut Harness, command: &[u8]) -> u8 {
     control(harness, 4, command)
 }
@@ -59,7 +59,7 @@ fn queue_pair_count_is_validated_and_passed_to_the_host() {
     lock(&harness.requested).refuses = false;
     assert_eq!(lock(&harness.requested).pairs, 2);
 
-    // The second pair has its own packets.
+    // A packet of the second pair uses a buffer of this pair, not of the first pair.
     harness.add(2, &[(BUFFERS, 2048, WRITE)]);
     harness.ring(2);
     harness.give(1, &frame(100));
@@ -76,7 +76,7 @@ fn control_queue_without_mq_has_index_2() {
     for pairs in [2, 3] {
         let mut harness = Harness::new(pairs, false);
         harness.set_up(MAC | CTRL_VQ, 0..3);
-        // The driver did not accept MQ. The command is rejected, and the device keeps working.
+        // Because the driver did not accept MQ, the device rejects the command. The device keeps working.
         assert_eq!(control(&mut harness, 2, &[CTRL_MQ, 0, 1, 0]), CTRL_ERR);
         assert_eq!(harness.status(), 15);
         harness.add(RECEIVE, &[(BUFFERS, 2048, WRITE)]);

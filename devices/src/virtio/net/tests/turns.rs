@@ -25,8 +25,8 @@ use crate::worker::{Orders, Task, Wait};
 const SIZE: u16 = 128;
 const DATA: u64 = 0x8000;
 
-/// Creates a pair with only queue `queue_index`, a driver, and the host's end of the socket. At each interrupt, the driver adds one buffer
-/// of the size of a packet.
+/// Returns a pair in which only queue `queue_index` is started, the driver of this queue, and the host's end of the socket. At each
+/// interrupt, the driver adds a buffer for one packet, until it has added `most` buffers.
 fn pair(queue_index: u16, most: u16) -> (Pair, Arc<BusyDriver>, UnixDatagram) {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap());
     let queue = BusyDriver::queue(SIZE);
@@ -69,7 +69,7 @@ fn busy_transmit_queue_needs_only_one_notification() {
     let (mut pair, driver, _host) = pair(TRANSMIT, SIZE + 2);
     (0..SIZE).for_each(|_| driver.add());
     // The driver is notified after each turn of 64 packets, and adds one packet after each of the first two turns. The host reads no
-    // packets, so its socket accepts some packets and rejects the others.
+    // packets. So the socket rejects the packets for which it has no room, and the device drops these packets.
     assert_eq!(pair.run(&Orders::none().unwrap()), Wait::Doorbell);
     assert_eq!((driver.used(), driver.counts()), (SIZE + 2, (3, 1)));
     driver.add();
@@ -79,7 +79,7 @@ fn busy_transmit_queue_needs_only_one_notification() {
 #[test]
 fn packets_sent_together_cost_one_interrupt() {
     let (mut pair, driver, host) = pair(TRANSMIT, 0);
-    // Eight packets are fewer than a socket holds by default (net.unix.max_dgram_qlen).
+    // By default, a socket has room for more than eight packets (`net.unix.max_dgram_qlen`).
     (0..8).for_each(|_| driver.add());
     pair.run(&Orders::none().unwrap());
     assert_eq!((packets(&host), driver.used(), driver.counts()), (8, 8, (1, 1)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Device that records the transport's calls.
+//! Device that records the calls of the transport.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

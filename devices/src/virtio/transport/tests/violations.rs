@@ -7,7 +7,7 @@ use super::*;
 
 const FAILED: u8 = 128;
 
-/// Each case has the values that the driver writes to the device status, and the value that the driver reads afterwards.
+/// Each case contains the values that the driver writes to the device status, and the value that the driver reads afterwards.
 #[test]
 fn status_that_breaks_the_order_starts_nothing() {
     let cases: &[(&str, &[u8], u8)] = &[
@@ -53,7 +53,7 @@ fn second_driver_ok_does_not_start_the_device_again() {
 
 #[test]
 fn read_only_registers_ignore_writes() {
-    // Offset and length (4.1.4.3): device_feature, num_queues, config_generation, queue_notify_off.
+    // Offset and length of each read-only register (4.1.4.3): `device_feature`, `num_queues`, `config_generation`, `queue_notify_off`.
     for (offset, len) in [(4, 4), (18, 2), (21, 1), (30, 2)] {
         let harness = Harness::new();
         let before: [u8; 56] = harness.read(COMMON);
@@ -96,7 +96,8 @@ fn accesses_of_other_widths_change_nothing() {
             };
             assert!(legal || after == before, "{len} bytes at {offset} changed something");
         }
-        // A read of a part of a register returns this part. The device writes nothing beyond the buffer of the read.
+        // A read that begins within a register returns the rest of the register first. The device writes nothing beyond the end of the
+        // read's buffer.
         let harness = Harness::new();
         let mut bytes = vec![0xee; len + 1];
         harness.function.read_bar(0, COMMON + 17, &mut bytes[..len]);
@@ -111,7 +112,7 @@ fn notification_of_a_missing_queue_is_ignored() {
     harness.set_queue(0, 16, [0x1000, 0x2000, 0x3000]);
     harness.set_status(15);
     // The device has two queues, and the driver has enabled only the first queue. The transport passes notifications of both queues to the
-    // device. The device itself must ignore a notification of a queue that is not enabled.
+    // device. The device itself must ignore a notification of the second queue.
     for (offset, data) in [(4, &[1, 0][..]), (8, &[2, 0]), (0x7c, &[31, 0]), (0xffc, &[0xff, 0xff])] {
         harness.write(NOTIFY + offset, data);
         assert_eq!(harness.status() & NEEDS_RESET, 0);
