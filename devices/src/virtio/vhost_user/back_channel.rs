@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Channel on which the server sends requests: changes of the device configuration, and requests about translations.
+//! Channel on which the server sends requests to the front end. A request reports a changed device configuration, asks for a translation,
+//! or reports a denied access.
 //!
 //! No function of this module blocks, even if the server sends only a part of a message or does not read replies.
 
@@ -22,7 +23,7 @@ const CONFIG_CHANGE: u32 = 2;
 /// Flags of a request: version 1, and "reply wanted".
 const VERSION: u32 = 1;
 const NEED_REPLY: u32 = 1 << 3;
-/// Flags of a reply: version 1.
+/// Flags of a reply: version 1, and "reply".
 const REPLY: u32 = 1 << 2 | VERSION;
 
 /// Front end's side of the channel.
@@ -30,7 +31,7 @@ pub(super) struct BackChannel {
     socket: UnixStream,
     message: [u8; HEADER + iotlb::BYTES],
     filled: usize,
-    /// Last request, if the server wants a reply and has not received the reply yet.
+    /// Number of the last request, if the server wants a reply and the front end has not sent the reply yet.
     unanswered: Option<u32>,
 }
 
@@ -56,7 +57,7 @@ impl BackChannel {
         Ok((Self { socket, message: [0; HEADER + iotlb::BYTES], filled: 0, unanswered: None }, theirs))
     }
 
-    /// Returns the socket. It becomes readable when a message arrives.
+    /// Returns the socket, which becomes readable when a message arrives.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -80,8 +81,8 @@ impl BackChannel {
         (self.word(1) & !NEED_REPLY == VERSION).then_some(HEADER + payload)
     }
 
-    /// Takes the next request. The caller must then [answer](Self::answer) it. If a request carries file descriptors, the kernel closes
-    /// them.
+    /// Takes the next request. The caller must then [answer](Self::answer) the request. If a request carries file descriptors, the host
+    /// kernel closes these descriptors.
     pub(super) fn take(&mut self) -> Request {
         loop {
             let Some(len) = self.len() else { return Request::End };

@@ -17,7 +17,7 @@ impl Model {
             pairs: None,
             config: ConfigSource::Server {
                 len: CONFIG_BYTES,
-                // The server's value is its own number of queues, which may be larger.
+                // The server reports its own number of queues, which may be larger than `queues`. The driver must see `queues`.
                 over: vec![(NUM_QUEUES, queues.to_le_bytes().to_vec())],
                 writable: WRITEBACK..WRITEBACK + 1,
             },

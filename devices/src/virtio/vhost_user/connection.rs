@@ -28,16 +28,16 @@ use crate::peer_timeouts::{Budget, Operation, Peer};
 use crate::ram::RamRegion;
 use crate::sync::lock;
 
-/// Time limit for all requests of one [`Operation`] together. The draining of queues has its own limit. A vCPU may wait for the operation
-/// while the guest has interrupts off.
+/// Time limit for all requests of one [`Operation`] together. The draining of queues has its own limit. The limit is short, because a vCPU
+/// may wait for the operation while the guest has interrupts off.
 const TIME: Duration = Duration::from_secs(5);
 /// Time limit for a server to complete the requests of a queue.
 const DRAIN_TIME: Duration = Duration::from_secs(20);
-/// Budget: total time for which all servers of a device may block threads, as a multiple of the time limit for draining. The pair contains
-/// the numerator and the denominator of the multiple. A used budget refills slowly.
+/// Budget: total time for which the servers of a device may block threads. The budget is this fraction (numerator, denominator) of the time
+/// limit for draining. A used budget refills slowly.
 const BUDGET: (u32, u32) = (3, 2);
-/// Divisor for the free time of an answer. If an answer takes at most 1/`FREE` of an operation's time limit, the budget is not charged. If
-/// the answer takes longer, only the additional time is charged.
+/// An answer may take 1/`FREE` of an operation's time limit for free. If an answer takes longer, only the additional time is charged to the
+/// budget.
 const FREE: u32 = 50;
 
 /// `VHOST_USER_IOTLB_MSG`.
@@ -92,7 +92,7 @@ impl Times {
         Self { drain: TIME, other: TIME }
     }
 
-    /// Returns the common budget of all servers of a device. The next server after a loss gets no new budget.
+    /// Returns the common budget of all servers of a device. After the loss of a server, the next server shares this budget.
     pub(super) fn budget(self) -> Arc<Mutex<Budget>> {
         let budget = Budget::new(self.drain * BUDGET.0 / BUDGET.1, self.other / FREE, Instant::now());
         Arc::new(Mutex::new(budget))
@@ -311,7 +311,7 @@ impl Connection {
         self.call("IOTLB_MSG (invalidate)", time, |_| ask(&socket, &message).map_err(VhostError::VhostUserProtocol))
     }
 
-    /// Asks the server to create a file in which it records requests in flight.
+    /// Asks the server to create a file in which the server records requests in flight.
     pub(super) fn new_inflight(&mut self, queues: u16, size: u16) -> Result<(VhostUserInflight, File), ServerError> {
         let wanted = VhostUserInflight { num_queues: queues, queue_size: size, ..Default::default() };
         self.short("GET_INFLIGHT_FD", |server| server.get_inflight_fd(&wanted))
@@ -339,7 +339,7 @@ impl Connection {
         self.short("SET_VRING_ADDR", |server| server.set_vring_addr(place, &addresses))
     }
 
-    /// Sends the server the eventfds of a queue. The kick eventfd starts the queue.
+    /// Sends the server the eventfds of a queue. The server starts the queue when it receives the kick eventfd.
     pub(super) fn set_events(
         &mut self,
         index: u16,
@@ -353,21 +353,21 @@ impl Connection {
         self.short("SET_VRING_KICK", |server| server.set_vring_kick(place, kick))
     }
 
-    /// Enables or disables a queue. The server must have negotiated protocol features.
+    /// Enables or disables a queue. Call this function only if `VHOST_USER_F_PROTOCOL_FEATURES` was negotiated.
     pub(super) fn enable_queue(&mut self, index: u16, on: bool) -> Result<(), ServerError> {
         self.short("SET_VRING_ENABLE", |server| server.set_vring_enable(index.into(), on))
     }
 
-    /// Stops a queue. Returns the index of the next element of the queue's available ring. When this function returns, no element is half
-    /// served.
+    /// Stops a queue. Returns the index of the next element of the queue's available ring. Before the server answers, it completes all
+    /// requests that it has taken from the queue.
     pub(super) fn stop_queue(&mut self, index: u16) -> Result<u16, ServerError> {
         let next = self.call("GET_VRING_BASE", self.times.drain, |server| server.get_vring_base(index.into()))?;
         u16::try_from(next).map_err(|_| self.give_up(format!("answers GET_VRING_BASE with {next} (maximum 65535)")))
     }
 }
 
-/// Converts a region to the protocol's form. The user address is the guest-physical address, because the server needs no address of this
-/// process.
+/// Converts a region of RAM to an entry of the server's memory table. The user address is the guest-physical address, because the server
+/// needs no address of this process.
 fn describe(region: &RamRegion) -> Result<VhostUserMemoryRegionInfo, ServerError> {
     let what = "share guest RAM with the vhost-user server";
     let file = region.file_offset().ok_or(ServerError::Host { what, source: io::ErrorKind::Unsupported.into() })?;
@@ -381,7 +381,7 @@ fn describe(region: &RamRegion) -> Result<VhostUserMemoryRegionInfo, ServerError
     })
 }
 
-/// Converts part of a file to the protocol's form.
+/// Converts part of a file to an entry of the server's memory table.
 fn describe_file(region: &FileRegion) -> VhostUserMemoryRegionInfo {
     VhostUserMemoryRegionInfo {
         guest_phys_addr: region.address,
@@ -392,7 +392,7 @@ fn describe_file(region: &FileRegion) -> VhostUserMemoryRegionInfo {
     }
 }
 
-/// Returns a message about translations.
+/// Encodes a message about translations, with its header.
 fn iotlb_message(message: Iotlb, flags: u32) -> [u8; HEADER + BYTES] {
     let mut bytes = [0; HEADER + BYTES];
     let size = u32::try_from(BYTES).unwrap_or(0);

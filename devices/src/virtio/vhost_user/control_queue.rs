@@ -30,7 +30,7 @@ impl Pairs for Server {
     }
 
     fn set_pairs(&self, pairs: u16) -> io::Result<()> {
-        // The session sends a request for each queue. All requests of this call share the time limit of one operation.
+        // The session sends a request for each queue. These requests share the time limit of one operation.
         let _operation = Operation::begin();
         self.shared.session_first().set_pairs(pairs).map_err(io::Error::other)
     }
@@ -84,7 +84,7 @@ impl ControlQueue {
         lock(&self.active).driver = Some(driver);
     }
 
-    /// Starts the control queue as queue `index`, whose notifications write `doorbell`.
+    /// Starts the control queue, which has index `index`. The driver's notifications write `doorbell`.
     pub(super) fn start(&self, index: u16, queue: Queue, doorbell: &EventFd) -> io::Result<()> {
         let mut active = lock(&self.active);
         let Some(driver) = active.driver.clone() else { return Ok(()) };

@@ -69,7 +69,7 @@ impl VhostUserDevice {
         self.counts.read()
     }
 
-    /// Returns the mapper that fills `table`, the table that the device was created with.
+    /// Returns a mapper that fills `table`. The caller passes the table that the device was created with.
     pub(super) fn mapper(&self, table: Arc<DmaTable>) -> VhostUserMapper {
         VhostUserMapper::new(self.shared.clone(), table)
     }
@@ -136,7 +136,8 @@ impl VirtioDevice for VhostUserDevice {
     }
 
     fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        // The result must not depend on the accepted features: to disconnect a doorbell, the kernel needs the eventfd that was connected.
+        // To disconnect a doorbell, the transport must pass the eventfd that it connected. So the result must not depend on the features
+        // that the current driver accepted.
         let of_server = self.events.get(usize::from(queue)).map(|events| &events.kick);
         of_server.or_else(|| self.control.as_ref()?.doorbell(queue))
     }

@@ -2,9 +2,9 @@
 
 //! I/O address space of a vhost-user device behind the virtio-iommu.
 //!
-//! The server has the file descriptors of all guest RAM. The server asks for a translation before it accesses memory, and drops the
-//! translation before the UNMAP request completes. These rules protect the guest from mistakes of its drivers and of the device, but not
-//! from a malicious server. With a vfio-user device, the guest is protected from a malicious server too.
+//! The server has the file descriptors of all guest RAM. The server asks for a translation before it accesses memory. The server drops the
+//! translation before an UNMAP of the memory completes. These rules protect the guest from mistakes of its drivers and of the device, but
+//! not from a malicious server. With a vfio-user device, the guest is protected from a malicious server too.
 //!
 //! For the server, each mapped window chunk is a separate memory region. A file that backs guest-visible device memory is also a separate
 //! region, as long as a part of the file is mapped.
@@ -33,7 +33,7 @@ use crate::windows::WindowMemory;
 pub struct VhostUserMapper {
     table: MapperTable,
     shared: Arc<Shared>,
-    /// Mappings of device memory that the server has: first IOVA, and address of the memory's range in this process.
+    /// Mappings of device memory that the server can access: first IOVA, and address of the memory's range in this process.
     devices: BTreeMap<u64, usize>,
 }
 
@@ -43,7 +43,7 @@ impl VhostUserMapper {
     }
 
     /// Connects the table to the window memory, and to the device memory that the guest can map. Call this function before the virtio-iommu
-    /// gets the mapper. See [`DmaTable::connect`].
+    /// receives the mapper. See [`DmaTable::connect`].
     pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         self.table.connect(windows, devices);
     }
@@ -51,8 +51,7 @@ impl VhostUserMapper {
     /// Sends the server a window chunk.
     fn give_chunk(&self, index: u32, len: u64) -> Result<(), MapError> {
         let windows = self.table.windows().ok_or(MapError::NoResources)?;
-        // A server maps each region for reads and writes. The translations limit the server's access to the region, as they limit its
-        // access to RAM.
+        // A server maps each region for reads and writes. As with RAM, the translations limit the server's reads and writes of the chunk.
         let file = windows.hand_out(index, Permissions::READ | Permissions::WRITE)?;
         // If no file is available for this chunk, the driver works without the chunk.
         let file = file.ok_or(MapError::NoResources)?;
@@ -104,7 +103,8 @@ impl DmaMapper for VhostUserMapper {
             _ => self.give_device(iova, len),
         };
         given.inspect_err(|_| {
-            // The call cannot fail, because the mapping was just inserted. The server has no translation of the mapping.
+            // The call cannot fail, because the mapping was just inserted. The server has no translation of the mapping yet, so nothing
+            // must be invalidated.
             let _ = self.table.remove(iova, len, |_, _| {});
         })
     }
@@ -117,7 +117,7 @@ impl DmaMapper for VhostUserMapper {
         let mut session = self.shared.session_first();
         session.forget(iova, len, begin).map_err(|error| UnmapError::Host(io::Error::other(error)))?;
         chunks.into_iter().for_each(|chunk| session.take_region(RegionName::Chunk(chunk)));
-        // The range does not wrap around: the table has checked this.
+        // The addition cannot overflow, because the table has checked the range.
         for (_, range) in self.devices.extract_if(iova..=iova + (len - 1), |_, _| true) {
             session.take_region(RegionName::Device(range));
         }

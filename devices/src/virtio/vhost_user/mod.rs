@@ -81,7 +81,7 @@ pub struct VhostUserParams {
     pub socket: PathBuf,
     /// Description of the device.
     pub model: Model,
-    /// Guest RAM, backed by shareable files. The server gets all RAM.
+    /// Guest RAM, backed by shareable files. The server receives the files of all RAM.
     pub ram: Arc<Ram>,
     /// Mappings of guest RAM for the device, if the device is behind the virtio-iommu.
     pub table: Option<Arc<DmaTable>>,

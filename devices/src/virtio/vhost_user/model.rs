@@ -27,8 +27,8 @@ pub(super) enum ConfigSource {
 pub(super) enum OnLoss {
     /// The device fails until its driver resets it, because the lost server had state that the next server does not have.
     Fail,
-    /// The device continues with the next server. If requests were in flight, the device continues only if the servers record requests
-    /// (`VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD`). Otherwise the device fails.
+    /// The device continues with the next server. If requests were in flight, the device continues only if the servers record these
+    /// requests (`VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD`). Otherwise the device fails.
     GoOn,
     /// The device continues with the next server. Packets in flight are lost, as on a wire.
     Lose,

@@ -102,7 +102,8 @@ impl Offer {
         self.features & accepted | self.features & PROTOCOL_FEATURES
     }
 
-    /// True if the server has all features of `accepted` except `own`, the features of the front end.
+    /// True if the server offers all features in `accepted`, except the features in `own`. The front end and the transport implement the
+    /// features in `own`.
     pub(super) fn can_go_on(&self, accepted: u64, own: u64) -> bool {
         accepted & !own & !self.features == 0
     }

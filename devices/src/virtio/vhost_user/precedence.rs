@@ -3,8 +3,8 @@
 //! Precedence of threads that wait for the same lock.
 //!
 //! A server may send an endless stream of requests for translations, or of reports that its configuration has changed. Each request takes
-//! the session's lock for a moment. A thread that needs the lock for an UNMAP or a pause could lose the race every time. So the watcher
-//! thread, which serves the server's requests, lets such threads go first.
+//! the session's lock for a moment. A thread that needs the lock for an UNMAP or a pause could lose the race for the lock every time. So
+//! the watcher thread, which serves the server's requests, lets such threads go first.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use crate::sync::lock;
 
-/// Maximum time for which a thread lets other threads go first. Many of the other threads are vCPU threads. Without a limit, the guest
-/// could block the server for ever.
+/// Maximum time for which a thread lets other threads go first. Many of the other threads are vCPU threads. Without this limit, the guest
+/// could delay the server's requests for ever.
 const LONGEST: Duration = Duration::from_millis(50);
 
-/// Precedence for a lock. The module documentation describes it.
+/// Precedence of threads for a lock, as described in the module documentation.
 #[derive(Default)]
 pub(super) struct Precedence {
     first: Mutex<u32>,

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! State of a device between its driver and its server: the running queues, and the requests that start and stop them.
+//! Session that connects the driver and the server of a device. The session keeps the state of the driver's queues, and asks the server to
+//! start and stop these queues.
 //!
-//! One lock protects the whole session. A thread holds the lock while it waits for an answer of the server, for a limited time.
+//! One lock protects the whole session. A thread also holds the lock while it waits for an answer of the server. This wait has a time
+//! limit.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -110,7 +112,7 @@ impl Session {
         self.note(prepared);
     }
 
-    /// Starts queue `index`, unless the device is paused or has failed.
+    /// Stores queue `index`. Starts the queue on the server, unless the device is paused or has failed.
     pub(super) fn start(&mut self, index: u16, queue: &Queue) {
         let rings = Rings {
             size: queue.size(),
@@ -151,7 +153,7 @@ impl Session {
         self.sent.clear();
     }
 
-    /// Enables the first `pairs` queue pairs on the server, and disables all others.
+    /// Enables the first `pairs` queue pairs on the server, and disables all other pairs.
     pub(super) fn set_pairs(&mut self, pairs: u16) -> Result<(), ServerError> {
         let before = self.pairs.replace(pairs);
         let Some(link) = &mut self.link else { return Ok(()) };
@@ -196,12 +198,14 @@ impl Session {
         }
         let most = link.offer.regions;
         if self.sent.len() + self.translation.as_ref().map_or(0, Translation::regions) >= most {
-            return Err(ServerError::Unfit(format!("supports {most} memory regions, and all are in use")));
+            return Err(ServerError::Unfit(format!(
+                "supports {most} memory regions, and all are in use; use a server with more regions"
+            )));
         }
         let added = if link.offer.has(Protocol::CONFIGURE_MEM_SLOTS) {
             link.connection.add_memory(region)
         } else {
-            // The queues must be stopped: the server may drop the old regions for a moment, and the rings lie in them.
+            // Stop the queues first: while the server replaces its memory table, it may not have the regions that contain the rings.
             let ram = driver.memory.ram().clone();
             let known: Vec<&RamRegion> =
                 ram.iter().filter(|other| self.sent.contains(&other.start_addr().raw_value())).collect();
@@ -248,7 +252,7 @@ impl Session {
         })
     }
 
-    /// Reports an access that the server has denied.
+    /// Reports to the guest that the server has denied an access.
     pub(super) fn stopped(&mut self, iova: u64, access: Permissions) {
         self.translation.iter_mut().for_each(|translation| translation.report(iova, access));
     }
@@ -328,7 +332,7 @@ impl Session {
         self.fail("reports an error in a queue");
     }
 
-    /// Handles the end of the connection.
+    /// Handles the end of the connection to the server.
     pub(super) fn lost(&mut self) {
         let Some(link) = self.link.take() else { return };
         let reason = link.connection.gone().unwrap_or("closed the connection").to_string();
@@ -340,7 +344,8 @@ impl Session {
             let used = self.used_index(index);
             if let Some(queue) = self.queues[index].as_mut().filter(|queue| queue.runs) {
                 queue.runs = false;
-                // Answered requests are complete. The server may have taken later requests, and these must be served again.
+                // The server has completed the requests before its used index. The next server must serve all later requests, even if the
+                // lost server had already taken these requests.
                 let done = used.unwrap_or(queue.state.next_used);
                 queue.state = QueueState { next_avail: done, next_used: done };
             }
@@ -376,7 +381,7 @@ impl Session {
         self.note(prepared);
     }
 
-    /// Sends the server the state of the whole device: features, file for requests in flight, and memory.
+    /// Prepares the server for the driver. Sends the accepted features, the file for requests in flight, and the memory regions.
     fn prepare(&mut self) -> Result<(), ServerError> {
         let gone = || ServerError::Gone("is not connected".into());
         let driver = self.driver.as_ref().ok_or_else(gone)?;
@@ -465,12 +470,12 @@ impl Session {
         Some(u16::from_le(index))
     }
 
-    /// Returns the index of the next element of the used ring, as the server has written it.
+    /// Reads the server's index from the used ring of a queue.
     fn used_index(&self, index: usize) -> Option<u16> {
         self.ring_index(self.queues.get(index)?.as_ref()?.rings.used)
     }
 
-    /// Returns the number of incomplete requests in all queues, or `None` if there are none.
+    /// Returns the number of incomplete requests in all queues, or `None` if this number is 0.
     fn pending(&self) -> Option<u32> {
         let of = |queue: &ActiveQueue| {
             let available = Wrapping(self.ring_index(queue.rings.available)?);

@@ -14,10 +14,10 @@ use super::error::ServerError;
 use super::iotlb::{Iotlb, Kind};
 use crate::dma::{Backing, DmaTable};
 
-/// First address of window chunks in the server's memory table. It is above all guest-physical addresses (52 bits).
+/// First address of window chunks in the server's memory table. This address is above all guest-physical addresses (52 bits).
 const CHUNKS: u64 = 1 << 56;
-/// First address of device memory in the server's memory table. It is above all chunks. A region's address in the table is this constant
-/// plus the region's address in this process. Addresses in this process have 47 bits, or 56 bits with five levels of page tables.
+/// First address of device memory in the server's memory table. This address is above all chunks. A region's address in the table is this
+/// constant plus the region's address in this process. Addresses in this process have 47 bits, or 56 bits with five levels of page tables.
 const DEVICES: u64 = 1 << 57;
 /// Maximum number of denied accesses that are reported to one driver.
 const REPORTS: usize = 64;
@@ -65,13 +65,13 @@ struct Region {
     given: bool,
 }
 
-/// Translations that the current server has, and the memory regions, except RAM, that are mapped for the device.
+/// Translations that the current server has, and memory regions that are mapped for the device. RAM regions are not included.
 pub(super) struct Translation {
     table: Arc<DmaTable>,
     /// First IOVA and length of each mapping whose translation the current server has.
     sent: BTreeMap<u64, u64>,
     regions: BTreeMap<RegionName, Region>,
-    /// Pages and accesses that were reported to the guest.
+    /// Denied accesses that were reported to the guest: number of the page, and kind of access.
     reported: Vec<(u64, Permissions)>,
 }
 
@@ -106,7 +106,8 @@ impl Translation {
         let asked = iova / PAGE;
         let (iova, size, permissions) = (mapping.iova, mapping.len, mapping.permissions);
         self.reported.retain(|(page, _)| *page != asked);
-        // Record the translation before it is sent. A thread that unmaps waits for the session's lock, so it sees the record.
+        // Record the translation before it is sent. The caller holds the session's lock, so a thread that unmaps the range later sees the
+        // record.
         self.sent.insert(iova, size);
         connection.update(Iotlb { iova, size, user, permissions, kind: Kind::Update })?;
         Ok(true)
@@ -144,10 +145,10 @@ impl Translation {
         Ok(())
     }
 
-    /// Adds a use of a region of `len` bytes. For its first use, sends the region over `connection`. Without a connection, the next server
-    /// gets the region together with the RAM.
+    /// Adds a use of a region of `len` bytes. At the first use, sends the region over `connection`. Without a connection, the next server
+    /// receives the region together with the RAM.
     ///
-    /// `has` is the number of the server's RAM regions, and `most` is the maximum number of all its regions.
+    /// `has` is the number of RAM regions that the server has. `most` is the maximum number of regions that the server supports.
     pub(super) fn add_region(
         &mut self,
         connection: Option<&mut Connection>,
@@ -160,14 +161,16 @@ impl Translation {
             return Ok(());
         }
         if has + self.regions.len() >= most {
-            return Err(ServerError::Unfit(format!("supports {most} memory regions, and all are in use")));
+            return Err(ServerError::Unfit(format!(
+                "supports {most} memory regions, and all are in use; use a server with more regions"
+            )));
         }
         let mut region =
             Region { region: FileRegion { address: name.address(len), len, offset, file }, uses: 1, given: false };
         if let Some(connection) = connection {
             match connection.add_region(&region.region) {
                 Ok(()) => region.given = true,
-                // The next server gets the region.
+                // The server is gone, and the next server receives the region.
                 Err(ServerError::Gone(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -199,7 +202,7 @@ impl Translation {
         self.regions.len()
     }
 
-    /// Sends the server all regions except RAM, after its memory table was replaced.
+    /// Sends the server all regions except RAM, after a new memory table that contains only RAM.
     pub(super) fn give_regions(&mut self, connection: &mut Connection) -> Result<(), ServerError> {
         self.regions.values_mut().for_each(|region| region.given = false);
         for region in self.regions.values_mut() {

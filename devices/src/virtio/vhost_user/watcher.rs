@@ -55,12 +55,12 @@ impl Shared {
         })
     }
 
-    /// Locks the session, for a thread of the VMM.
+    /// Locks the session for a thread of the VMM, which goes before the watcher thread.
     pub(super) fn session_first(&self) -> FirstGuard<'_, Session> {
         self.precedence.lock_first(&self.session)
     }
 
-    /// Locks the session, for work that the server requests or causes.
+    /// Locks the session for the watcher thread, after waiting threads of the VMM. See [`Precedence`].
     fn session_last(&self) -> MutexGuard<'_, Session> {
         self.precedence.lock_last(&self.session)
     }
@@ -242,8 +242,8 @@ impl Watch {
     }
 }
 
-/// Clears an eventfd. Returns true if it was written. The server has the eventfd too and could drain it, so this function must not use a
-/// read that can block.
+/// Clears an eventfd. Returns true if it was written. The server has a copy of the eventfd and could clear it first. So this function must
+/// not use a read that can block.
 fn take(event: &EventFd) -> bool {
     let fired = event_fd::has_fired(event);
     if fired {

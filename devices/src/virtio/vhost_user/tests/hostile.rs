@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests with servers that refuse, send wrong answers, do not answer, or close the connection. The front end never waits long for a server,
-//! and checks all answers.
+//! Tests with servers that refuse, send wrong answers, do not answer, or close the connection. The front end must never wait long for a
+//! server, and must check all answers.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -101,7 +101,7 @@ fn answers_sent_byte_by_byte_are_accepted() {
 
 #[test]
 fn server_dribbling_bytes_is_dropped_within_the_time_limit() {
-    // Each of the 20 bytes arrives in time, but all bytes together take three times the limit.
+    // Each of the answer's 20 bytes arrives in time, but the whole answer takes three times the limit.
     let slow = Vice::Dribble(TIMES.other * 3 / 20);
     let begin = Instant::now();
     let error = refused(with(GET_FEATURES, slow.clone()));
@@ -116,7 +116,8 @@ fn server_dribbling_bytes_is_dropped_within_the_time_limit() {
 
 #[test]
 fn server_slow_at_every_request_is_limited_per_operation() {
-    // Each of sixteen requests takes more than 60 ms. All requests together have the same limit as each request: 200 ms.
+    // Each of sixteen requests takes more than 60 ms. A single request may take 200 ms. All requests of the operation together may also
+    // take only 200 ms.
     let all =
         [SET_FEATURES, SET_MEM_TABLE, SET_VRING_NUM, SET_VRING_ADDR, SET_VRING_BASE, SET_VRING_KICK, SET_VRING_CALL];
     let vices = all.map(|request| (request, Vice::Dribble(Duration::from_millis(3)))).into();

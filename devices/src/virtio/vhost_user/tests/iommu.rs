@@ -51,7 +51,7 @@ struct Card {
     ram: Arc<Ram>,
     interrupts: Arc<InterruptRecord>,
     faults: FaultRelay,
-    /// The server's end of the channel for its requests.
+    /// The server's end of the channel on which the server sends requests.
     channel: UnixStream,
 }
 
@@ -100,8 +100,8 @@ impl Card {
         self.mapper.map(iova, slice, permissions).unwrap();
     }
 
-    /// Sends a message of the server about an access (1 read, 2 write). `kind` is 1 for a miss, and 4 for a denied access. Returns true if
-    /// the front end answers that the request was done.
+    /// Sends a message about an access as the server. `access` is 1 for a read, 2 for a write, and 3 for both. `kind` is 1 for a miss, and
+    /// 4 for a denied access. Returns true if the front end answers that the request succeeded.
     fn ask(&mut self, iova: u64, access: u8, kind: u8) -> bool {
         self.channel.write_all(&message(iova, access, kind)).unwrap();
         let mut answer = [0; 20];
@@ -205,14 +205,14 @@ fn window_chunk_is_a_server_memory_region_while_mapped() {
     assert!(card.ask(IOVA + 1, 3, 1));
     assert_eq!(translations(&card.server.wait_for(IOTLB_MSG)), [(IOVA, CHUNK, address, 3, 2)]);
 
-    // The server supports two regions: RAM and one chunk. So the driver works without a second chunk.
+    // The server supports only two regions, and already has RAM and one chunk. So a second chunk cannot be mapped.
     let other = store.back().unwrap();
     let refused = card.mapper.map(IOVA + CHUNK, store.memory(other).unwrap(), READ_WRITE);
     assert!(matches!(refused, Err(MapError::NoResources)), "{refused:?}");
     assert!(card.server.requests().is_empty());
     assert!(!card.ask(IOVA + CHUNK, 1, 1));
 
-    // The next server gets the mapped chunk.
+    // The next server receives the mapped chunk.
     card.server.close();
     wait(|| card.device.counters().server_losses == 1);
     card.server.listen(manner());
@@ -326,7 +326,7 @@ fn failed_iotlb_invalidation_fails_the_unmap_and_the_device() {
         let times = if matches!(vice, Vice::Silent) { TIMES } else { Times::default() };
         let mut card = Card::with_times(Manner { vices: [(IOTLB_MSG, vice)].into(), ..manner() }, times);
         card.map(IOVA, 0x8000, 0x1000, READ_WRITE);
-        // The front end wants no answer to the update. So it reports success, although the server misbehaves at the update.
+        // The front end wants no answer to the update. So the front end reports success, although the server misbehaves at the update.
         assert!(card.ask(IOVA, 1, 1));
         let begin = Instant::now();
         let outcome = card.mapper.unmap(IOVA, 0x1000);
@@ -336,7 +336,7 @@ fn failed_iotlb_invalidation_fails_the_unmap_and_the_device() {
         let wanted = format!("the vhost-user server does not drop the translation of unmapped memory: {reason}");
         assert!(failures.len() == 1 && failures[0].starts_with(&wanted), "{failures:?}");
         wait(|| card.device.counters().server_losses == 1);
-        // No server has the translation any more.
+        // The connection has ended, so no server has the translation. The UNMAP then succeeds.
         card.mapper.unmap(IOVA, 0x1000).unwrap();
     }
 }
@@ -346,7 +346,7 @@ fn unmap_succeeds_after_server_loss_and_next_iotlb_is_empty() {
     let mut card = Card::new(Manner { vices: [(IOTLB_MSG, Vice::Close)].into(), ..manner() });
     card.map(IOVA, 0x8000, 0x1000, READ_WRITE);
     card.map(IOVA + 0x1000, 0x9000, 0x1000, READ_WRITE);
-    // The server closes the connection at the update.
+    // The front end answers this miss with an update. At the update, the server closes the connection.
     let _ = card.channel.write_all(&message(IOVA, 1, 1));
     wait(|| card.device.counters().server_losses == 1);
     card.mapper.unmap(IOVA, 0x1000).unwrap();

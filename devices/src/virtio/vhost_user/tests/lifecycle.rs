@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the requests that the front end sends to a server, from activation by a driver to reset.
+//! Tests of the requests that the front end sends to a server, from the activation to the reset of the device.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -49,7 +49,7 @@ fn server_gets_memory_and_queues_only_on_activation() {
     let numbers: Vec<u32> = asked.iter().map(|one| one.request).collect();
     assert_eq!(numbers, [&[SET_FEATURES, SET_MEM_TABLE], QUEUE.as_slice(), &QUEUE].concat());
     assert_eq!(asked[0].number(0), 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28);
-    // Regions have guest-physical addresses, not addresses of this process.
+    // The memory table contains guest-physical addresses, not addresses of this process.
     let table = &asked[1];
     assert_eq!((table.payload[0], table.files.len()), (2, 2));
     let second: Vec<u64> = (0..4).map(|field| table.number(8 + 32 + 8 * field)).collect();
@@ -168,7 +168,10 @@ fn regions_beyond_the_server_limit_are_refused() {
     let (ram, interrupts) = (ram(2), InterruptRecord::with_events(2));
     start(&device, &ram, &interrupts, 1);
     let error = device.add_ram(super::support::ram(3).iter().last().unwrap()).unwrap_err();
-    assert_eq!(error.to_string(), "the vhost-user server supports 2 memory regions, and all are in use");
+    assert_eq!(
+        error.to_string(),
+        "the vhost-user server supports 2 memory regions, and all are in use; use a server with more regions"
+    );
     assert!(interrupts.failures().is_empty());
 
     let server = Server::start(Manner { protocol: MEM_SLOTS | REPLY_ACK, ..Manner::default() });

@@ -54,7 +54,8 @@ fn disk() -> Model {
     Model::block(1, 64)
 }
 
-/// Returns a server for a disk that offers feature 9. `account` is [`INFLIGHT`] if the server records requests in flight, and 0 otherwise.
+/// Returns the behaviour of a disk server that offers feature 9 (`VIRTIO_BLK_F_FLUSH`). `account` is [`INFLIGHT`] if the server records
+/// requests in flight, and 0 otherwise.
 fn disk_server(account: u64) -> Manner {
     Manner {
         protocol: MQ | REPLY_ACK | CONFIG | MEM_SLOTS | account,
@@ -146,7 +147,7 @@ fn server_without_the_config_feature_serves_no_disk() {
     assert!(error.ends_with("(it lacks VHOST_USER_PROTOCOL_F_CONFIG)"), "{error}");
 }
 
-/// Returns a server with this misbehaviour at each of `requests`.
+/// Returns the behaviour of a server that misbehaves in this way at each of `requests`.
 fn at(requests: &[u32], vice: &Vice) -> Manner {
     Manner { vices: requests.iter().map(|request| (*request, vice.clone())).collect(), ..Manner::default() }
 }
@@ -169,7 +170,7 @@ fn slow_next_server_delays_pause_by_at_most_one_operation() {
 
 #[test]
 fn successive_slow_servers_share_one_connection_time_budget() {
-    // Each answer takes more than 60 ms, and the first 4 ms of each answer are free. The budget for all answers is 450 ms.
+    // Each answer takes more than 60 ms. The first 4 ms of each answer are not charged to the budget of 450 ms.
     let slow = [GET_FEATURES, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_MAX_MEM_SLOTS];
     let manner = at(&slow, &Vice::Dribble(Duration::from_millis(3)));
     let server = Server::start(manner.clone());
@@ -180,8 +181,8 @@ fn successive_slow_servers_share_one_connection_time_budget() {
         server.listen(manner.clone());
     }
     let asked = server.requests().iter().filter(|request| slow.contains(request)).count();
-    // The budget allows eight answers in time, and one late answer for each connection. The budget refills slowly, so it allows some more
-    // answers.
+    // Eight answers use up the budget. After that, each of the ten connections can send one request, and fails because the answer is late.
+    // The budget refills slowly and so allows a few more requests.
     assert!(asked <= 21, "{asked} requests");
 }
 
@@ -195,7 +196,7 @@ fn reconnect_is_postponed_once_the_time_budget_is_spent() {
     let asked = server.take();
     server.close();
     wait(|| server.ended() == 1);
-    // This server's silence spends nearly the whole budget.
+    // This server never answers, and so spends nearly the whole budget.
     server.listen(at(&[SET_VRING_NUM], &Vice::Silent));
     wait(|| server.ended() == 2);
     server.take();

@@ -54,7 +54,7 @@ pub(super) const CONFIG: u64 = 1 << 9;
 pub(super) const INFLIGHT: u64 = 1 << 12;
 pub(super) const MEM_SLOTS: u64 = 1 << 15;
 
-/// Misbehaviour of a server at a request.
+/// Way in which a server misbehaves at a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Vice {
     /// The server does not answer.
@@ -137,7 +137,7 @@ impl Server {
         server
     }
 
-    /// Listens at the server's socket for one client, and serves it. No other listener may be active.
+    /// Listens at the server's socket for one client, and serves this client. No other listener may be active.
     pub(super) fn listen(&self, manner: Manner) {
         let path = self.socket();
         let _ = std::fs::remove_file(&path);
@@ -174,17 +174,17 @@ impl Server {
         self.log.sleeps.store(true, Ordering::SeqCst);
     }
 
-    /// Removes the requests since the last call from the record, and returns these requests.
+    /// Removes all requests from the record, and returns these requests.
     pub(super) fn take(&self) -> Vec<Asked> {
         std::mem::take(&mut *lock(&self.log.asked))
     }
 
-    /// Removes the requests since the last call from the record. Returns the numbers of these requests.
+    /// Removes all requests from the record. Returns the numbers of these requests.
     pub(super) fn requests(&self) -> Vec<u32> {
         self.take().iter().map(|asked| asked.request).collect()
     }
 
-    /// Waits until the server has received `request`. Then removes all recorded requests, and returns them.
+    /// Waits until the server has received `request`. Then removes all requests from the record, and returns these requests.
     pub(super) fn wait_for(&self, request: u32) -> Vec<Asked> {
         let asked = lock(&self.log.asked);
         let missing = |asked: &mut Vec<Asked>| asked.iter().all(|one| one.request != request);
