@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Dependencies between C files. A file depends on the headers that it includes, and on files that define functions or objects
-//! that it uses.
+//! Dependencies between C files. A file depends on the headers that the file includes. A file also depends on the files that define the
+//! functions and objects that it uses.
 //!
-//! An inline function of a header counts as part of each file that calls it. So such a file has all dependencies of the inline
-//! function, too. Names are resolved as the linker does: a static name belongs to its file alone.
+//! An inline function of a header counts as a part of each file that calls the function. So these files also have the dependencies of the
+//! inline function. Names are resolved as the linker does: a static name belongs to its file alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +18,7 @@ use crate::imports::Ties;
 /// C file with its names.
 #[derive(Default)]
 struct Source {
-    /// Headers that it includes by a path relative to its own folder.
+    /// Headers that the file includes with `#include "…"`. The paths are relative to the file's folder.
     includes: BTreeSet<PathBuf>,
     definitions: BTreeMap<String, Definition>,
 }
@@ -172,7 +172,7 @@ fn is_function(name: Node, declaration: Node) -> bool {
     false
 }
 
-/// Finds the file that defines a name.
+/// Search for the files that define names.
 struct Linker<'a> {
     sources: &'a BTreeMap<&'a Path, Source>,
     /// Files that define a name visible to other files.
@@ -211,14 +211,14 @@ impl<'a> Linker<'a> {
         ties
     }
 
-    /// Adds the dependency of `file` on the file that defines `name`. If `name` is inline in a header, follows the names that it
-    /// uses.
+    /// Adds the dependency of `file` on the file that defines `name`. If a header defines `name` as an inline function, follows the names
+    /// that the function uses.
     fn follow(&self, file: &Path, name: &'a str, ties: &mut Ties, seen: &mut BTreeSet<&'a str>) {
         if self.sources[file].definitions.contains_key(name) || !seen.insert(name) {
             return;
         }
         let definers = self.global.get(name).map(Vec::as_slice).unwrap_or_default();
-        // A header may define a fallback for kernels without a feature, while a C file defines the function itself.
+        // A name may have two definitions: a fallback in a header for kernels without a feature, and the real function in a C file.
         let (headers, sources): (Vec<&Path>, Vec<&Path>) = definers.iter().partition(|definer| is_header(definer));
         for header in headers {
             for inner in &self.sources[header].definitions[name].uses {

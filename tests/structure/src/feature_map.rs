@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Checks the page that maps features to their tests against the sources.
+//! Checks the table of features in `tests/README.md`: each path in the table exists, and each test program is in the table.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 pub(crate) const DOCUMENT: &str = "tests/README.md";
 /// Heading of the page's table.
 const HEADING: &str = "## Features";
-/// Folder of the guest tests. The table names them by file name.
+/// Folder of the guest tests. The table names a guest test only by its file name.
 const GUESTS: &str = "tests/integration/tests/guest";
 /// Files of that folder that contain no tests.
 const WITHOUT_TESTS: [&str; 2] = ["main.rs", "support.rs"];

@@ -30,7 +30,7 @@ pub(crate) fn imports(krate: &Crate) -> Ties {
     ties
 }
 
-/// Returns the references of modules of `krate` to items of other files: the module, the item's module, the item's name.
+/// Returns the references of modules to items in other files of `krate`: the referring module, the item's module, and the item's name.
 pub(crate) fn references(krate: &Crate) -> Vec<(ModuleId, ModuleId, String)> {
     let mut found = Vec::new();
     for (id, module) in krate.modules.iter().enumerate() {
@@ -64,8 +64,8 @@ fn is_inside(krate: &Crate, inner: ModuleId, outer: ModuleId) -> bool {
     parents.skip(1).any(|parent| module_of_file(krate, parent) == outer)
 }
 
-/// Returns the circles of imports. A circle is a set of files each of which imports, directly or indirectly, all others. A returned circle
-/// contains the imports between these files.
+/// Returns the circles of imports. A circle is a set of files. Each file of a circle imports all other files of the circle, directly or
+/// indirectly. A returned circle contains the imports between these files.
 pub(crate) fn circles(ties: &Ties) -> Vec<Ties> {
     let graph: DiGraphMap<&Path, ()> = ties.keys().map(|(from, to)| (from.as_path(), to.as_path())).collect();
     let mut circles: Vec<Ties> = tarjan_scc(&graph)

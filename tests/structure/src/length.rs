@@ -2,7 +2,7 @@
 
 //! Limit on the length of a file.
 
-/// Maximum lines of a file that gives no reason for more.
+/// Maximum number of lines of a file that gives no reason for its length.
 pub(crate) const MOST_LINES: usize = 600;
 /// Start of the line that gives the reason.
 pub(crate) const REASON: &str = "// Long because";

@@ -5,14 +5,15 @@
 //! - Files must not import each other in a circle, except a module and its submodules. C files must not depend on each other in
 //!   a circle.
 //! - Folders directly below a crate's `src` must not import each other in a circle. Tests may import from any folder.
-//! - A file has at most 600 lines, or gives a reason for more.
-//! - The table of unsafe code in `docs/security.md` has a row for each file with unsafe code, which names the file's tests.
+//! - A file has at most 600 lines, or gives a reason for its length.
+//! - The table of unsafe code in `docs/security.md` has a row for each file with unsafe code. The row names the file's tests.
 //! - The table of features in `tests/README.md` names each test program, and only paths that exist.
-//! - Files and tests in the table of promises of `docs/security.md` exist. Rows with slow tests say that they are slow.
+//! - Files and tests in the table of promises of `docs/security.md` exist. A row with slow tests contains `--all`, because such tests run
+//!   only with this option.
 //!
 //! `known.txt` lists known findings that are not fixed yet. No finding may be added to it.
 //!
-//! `cargo run -p carom-structure` prints all complaints, and exits with status 1 if there are any.
+//! `cargo run -p carom-structure` prints all complaints, and exits with status 1 if it finds any.
 
 mod c;
 mod feature_map;

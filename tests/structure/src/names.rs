@@ -22,7 +22,7 @@ pub(crate) fn resolve(krate: &Crate, module: ModuleId, path: &[String]) -> Optio
 
 struct Search<'a> {
     krate: &'a Crate,
-    /// Names that are being resolved, because imports can be circular.
+    /// Names that are currently being resolved. Imports can be circular, so the search skips these names.
     under_way: HashSet<(ModuleId, String)>,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Checks that the sources contain the tests that a document names for its promises.
+//! Checks the table of promises in `docs/security.md`: the sources contain all tests that the table names.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 pub(crate) const DOCUMENT: &str = "docs/security.md";
 /// Heading of the document's table.
 const HEADING: &str = "## Promises, and the tests that hold them";
-/// Text in a row with tests that run only on request.
+/// Text that a row must contain if its tests run only on request.
 const ON_DEMAND: &str = "`--all`";
 
 /// Text of each source file, by its path in the workspace.
@@ -73,7 +73,7 @@ fn is_path(text: &str) -> bool {
     text.contains('/') && !text.contains(' ')
 }
 
-/// True if the text is the name of a test: it has several words.
+/// True if the text looks like the name of a test: at least three words that are joined by `_`.
 fn is_test(text: &str) -> bool {
     text.matches('_').count() >= 2 && text.chars().all(|c| c == '_' || c.is_ascii_lowercase() || c.is_ascii_digit())
 }

@@ -30,7 +30,7 @@ pub(crate) struct Module {
     pub(crate) children: HashMap<String, ModuleId>,
     /// Names that the module defines, except submodules.
     pub(crate) items: HashSet<String>,
-    /// Imported names, with the paths that they stand for.
+    /// Imported names, each with the path of the imported item.
     pub(crate) imports: Vec<(String, Names)>,
     /// Paths whose names are all imported.
     pub(crate) globs: Vec<Names>,
@@ -42,7 +42,7 @@ pub(crate) struct Module {
     pub(crate) has_unsafe: bool,
 }
 
-/// All modules of one crate. The first one is the root.
+/// All modules of one crate. The first module is the root.
 pub(crate) struct Crate {
     pub(crate) modules: Vec<Module>,
 }
@@ -60,11 +60,11 @@ fn directory_of(file: &Path) -> PathBuf {
     file.parent().unwrap_or(Path::new("")).to_path_buf()
 }
 
-/// Visitor of the syntax of one module after the other.
+/// Visitor that reads the modules of a crate one after another.
 struct Reader {
     modules: Vec<Module>,
     current: ModuleId,
-    /// Directory with the files of modules that the current module declares.
+    /// Directory with the files of the current module's submodules.
     directory: PathBuf,
     /// First error. The error is stored here because the visitor's methods return nothing.
     problem: Option<anyhow::Error>,

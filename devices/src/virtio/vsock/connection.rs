@@ -44,7 +44,7 @@ pub(super) enum Fate {
 /// Connection. No method blocks.
 pub(super) struct Connection {
     stage: Stage,
-    /// Socket of the host. `None` when no more data can pass through the socket.
+    /// Socket on the host. `None` after the device has closed the socket, because no more data can pass through it.
     socket: Option<OwnedFd>,
     credit: Credit,
     /// Bytes from the guest that the socket has not accepted yet, at most [`BUF_ALLOC`].
@@ -55,7 +55,7 @@ pub(super) struct Connection {
     writable: bool,
     /// True if both directions of the socket are closed (`EPOLLHUP`), or if the socket has failed.
     hung_up: bool,
-    /// True if the host's side has ended its stream, and all of its data was sent to the guest.
+    /// True if the host's side has ended its stream, and the device has sent all data of the stream to the guest.
     ended: bool,
     /// True if the host's side accepts no more data.
     deaf: bool,
@@ -67,7 +67,8 @@ pub(super) struct Connection {
     sent_shut: u32,
     /// True if the guest has requested a credit update.
     update_due: bool,
-    /// True if the device has requested a credit update since the guest's buffer last had room.
+    /// True if the device has requested a credit update because the guest's buffer is full, and the guest has not reported free space
+    /// since.
     requested_room: bool,
     /// True if the connection is in the hub's list of connections that wait to send a packet to the guest.
     pub(super) queued: bool,
@@ -149,7 +150,7 @@ impl Connection {
     fn open(&mut self, host_port: u32) -> Fate {
         self.stage = Stage::Open;
         let line = format!("OK {host_port}\n");
-        // This line is the first data on the socket. So the socket has room for the line, unless the client has closed it.
+        // This line is the first data on the socket. So the socket has room for the line, unless the client has closed the connection.
         if self.send(line.as_bytes()) == line.len() { Fate::Goes } else { Fate::Reset }
     }
 
@@ -204,13 +205,13 @@ impl Connection {
                 break;
             }
         }
-        // Free the memory when no bytes are kept.
+        // If all bytes were sent, drop `kept` to free its memory.
         if !kept.is_empty() {
             self.kept = kept;
         }
     }
 
-    /// Applies the guest's shutdowns to the socket.
+    /// Shuts down the socket in the directions that the guest has shut down. Data that the device still keeps for the socket is sent first.
     fn follow(&mut self) -> Fate {
         let drained = self.kept.is_empty();
         if self.guest_shut == shutdown::BOTH && drained {
@@ -222,7 +223,7 @@ impl Connection {
                 && let Some(socket) = &self.socket
             {
                 self.socket_shut |= flag;
-                // The call fails if the other side has closed its socket. An event of the socket reports this case.
+                // The system call fails if the other side has closed its socket. A later event of this socket reports the closure.
                 let _ = rustix::net::shutdown(socket.as_fd(), how);
             }
         };
@@ -233,9 +234,10 @@ impl Connection {
         Fate::Goes
     }
 
-    /// Returns the directions to shut down, because the host's side sends or accepts no more data.
+    /// Returns the directions in which the device must announce a shutdown to the guest, because the host's side sends or accepts no more
+    /// data.
     fn to_shut(&self) -> u32 {
-        // If the guest receives no more data, the device need not read the socket to its end.
+        // If the guest receives no more data, the device need not read the remaining data of the socket.
         let ended = self.ended || self.hung_up && self.guest_shut & shutdown::RECEIVE != 0;
         let through = self.guest_shut & shutdown::SEND != 0 && self.kept.is_empty();
         let send = if ended { shutdown::SEND } else { 0 };
@@ -251,7 +253,7 @@ impl Connection {
             && self.guest_shut & shutdown::RECEIVE == 0
     }
 
-    /// Returns true if the connection has a packet for the guest, or may have one.
+    /// Returns true if the connection has a packet for the guest, or may have a packet.
     pub(super) fn has_output(&self) -> bool {
         match self.stage {
             Stage::ToRequest | Stage::ToAnswer => true,
@@ -306,7 +308,7 @@ impl Connection {
         if shut & !self.sent_shut != 0 {
             self.sent_shut = shut;
             if shut == shutdown::BOTH {
-                // From here on, the connection only waits for the guest's answer.
+                // From here on, the connection only waits for the guest's answer to the shutdown.
                 self.socket = None;
                 self.credit.count_forwarded(self.kept.len());
                 self.kept = VecDeque::new();
@@ -318,7 +320,7 @@ impl Connection {
         if update { of(op::CREDIT_UPDATE) } else { None }
     }
 
-    /// Reads data from the socket. Returns 0 if the socket has no data now, or if its stream has ended.
+    /// Reads at most `most` bytes from the socket. Returns 0 if the socket has no data now, or if the host's side has ended its stream.
     fn read(&mut self, most: usize, scratch: &mut [u8]) -> u32 {
         let most = most.min(scratch.len());
         while let Some(socket) = &self.socket {

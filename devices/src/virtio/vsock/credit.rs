@@ -28,7 +28,7 @@ pub(super) struct Credit {
 }
 
 impl Credit {
-    /// Stores the state of the guest's buffer, as stated in a packet of the guest.
+    /// Stores the state of the guest's buffer, which each packet of the guest contains.
     pub(super) fn hear(&mut self, header: &Header) {
         self.guest_alloc = header.buf_alloc;
         self.guest_forwarded = Wrapping(header.fwd_cnt);
@@ -54,15 +54,17 @@ impl Credit {
         self.forwarded += u32::try_from(bytes).unwrap_or(BUF_ALLOC_32);
     }
 
-    /// Returns true if a credit update is due: more than half of the guest's credit is used up, and the update would return enough bytes of
-    /// credit. Enough is a quarter of the buffer, or all received bytes. So the guest receives new credit before its credit is used up.
+    /// Returns true if a credit update is due, so that the guest receives new credit before its credit is used up. Both conditions must be
+    /// met:
+    /// * More than half of the guest's credit is used up.
+    /// * Since the last update, the host's side has accepted at least a quarter of the buffer, or all received bytes.
     pub(super) fn needs_announcement(&self) -> bool {
         let (taken_up, news) = ((self.received - self.announced).0, (self.forwarded - self.announced).0);
         let drained = self.forwarded == self.received;
         taken_up > BUF_ALLOC_32 / 2 && news != 0 && (drained || news >= BUF_ALLOC_32 / 4)
     }
 
-    /// Writes the state of this side's buffer into a packet.
+    /// Writes the state of the device's buffer into the header of a packet for the guest.
     pub(super) fn announce(&mut self, header: &mut Header) {
         self.announced = self.forwarded;
         header.buf_alloc = BUF_ALLOC_32;

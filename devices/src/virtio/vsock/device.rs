@@ -29,7 +29,7 @@ const QUEUE_SIZES: [u16; QUEUES] = [256; QUEUES];
 pub struct VirtioVsock {
     ends: Arc<Ends>,
     queues: TableWorker<Traffic>,
-    /// True if the guest was restored from a saved state. In this case, the connections that the guest knows no longer exist.
+    /// True if the guest was restored from a saved state. In this case, the connections of the saved guest no longer exist.
     restored: Arc<AtomicBool>,
 }
 

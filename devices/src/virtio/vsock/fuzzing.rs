@@ -19,7 +19,7 @@ use crate::worker::Task;
 const SERVED: u32 = 1;
 
 /// Writes `bytes` to the guest's rings, descriptors and packets piece by piece. After each piece, the device serves the queues. The first
-/// byte selects the options of the device and the driver. A host client is connected all the time.
+/// byte selects the options of the device and the driver. A host client stays connected during the run.
 ///
 /// # Panics
 /// The device keeps more state than allowed.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! All connections of a device, started by either side.
+//! All connections of a device: connections that the guest requested, and connections that host programs requested.
 //!
 //! An edge-triggered epoll watches the sockets and reports each change once. The connection remembers the change until its socket would
-//! block. Therefore neither side can make the thread loop without progress. Connections with data for the guest wait in `turns`. Each
+//! block. Therefore neither side can make the thread loop without progress. Connections with packets for the guest wait in `turns`. Each
 //! connection is in `turns` at most once, and sends one packet per turn.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -67,7 +67,7 @@ fn watched() -> epoll::EventFlags {
     epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET
 }
 
-/// Properties of a device that do not depend on its driver.
+/// State of a device that a change of its driver does not affect.
 pub(super) struct Ends {
     /// CID of the guest.
     pub(super) cid: u64,
@@ -130,7 +130,7 @@ impl Hub {
         self.epoll.as_fd()
     }
 
-    /// Returns true if the maximum number of resets waits. The device must then accept no more packets and clients.
+    /// Returns true if the maximum number of resets wait for buffers of the guest. The device must then accept no more packets and clients.
     pub(super) fn is_full(&self) -> bool {
         self.resets.len() >= MOST_RESETS
     }
@@ -143,12 +143,12 @@ impl Hub {
     /// Handles changes of sockets. Returns true if a socket has changed.
     pub(super) fn notice(&mut self) -> bool {
         let mut room = [MaybeUninit::uninit(); EVENTS];
-        // With a valid epoll descriptor, the call fails only when a signal interrupts it.
+        // With a valid epoll descriptor, the call fails only if a signal interrupts the call.
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut room, Some(&Timespec::default())) else { return false };
         let mut some = false;
         for event in events {
             some = true;
-            // The event is a packed structure, so copy its fields.
+            // References to fields of a packed structure are not allowed, so copy the fields of the event.
             let (changed, data) = (event.flags, event.data);
             let is = |flags| changed.intersects(flags);
             let hung_up = is(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
@@ -180,7 +180,7 @@ impl Hub {
                     self.add_client(client);
                 }
                 Ok(None) => self.accepts = false,
-                // The waiting clients are accepted at a later event.
+                // `accepts` stays true, so the next call of this function tries again.
                 Err(error) => {
                     if self.throttle.pass() {
                         warn!("virtio-vsock: cannot accept a client: {error}");
@@ -245,7 +245,7 @@ impl Hub {
         count(&self.ends.counts.tx_packets, 1);
         let Header { src_cid, dst_cid, src_port, dst_port, kind, op, .. } = *header;
         if src_cid != self.ends.cid || src_port == PORT_ANY {
-            // The source address is invalid, so the device cannot answer.
+            // The source address is invalid, so the device cannot answer the packet.
             return;
         }
         if kind != TYPE_STREAM || dst_cid != HOST_CID {
@@ -267,7 +267,7 @@ impl Hub {
         }
     }
 
-    /// Connects the guest to the host program that serves the port.
+    /// Connects the guest to the host program that serves the requested port, or refuses the connection.
     fn connect(&mut self, key: Key, header: &Header) {
         let full = self.connections.len() >= self.ends.connections;
         let socket = if full { None } else { self.ends.listener.connect(key.host).ok() };

@@ -3,12 +3,12 @@
 //! virtio-vsock: stream sockets between guest and host (virtio 1.4, section 5.10). On the host, these sockets are Unix sockets.
 //!
 //! A host program connects to the device's socket and sends `CONNECT <port>`. The device then connects the program to this port of the
-//! guest. If a guest program connects to a port of CID 2, the device connects the program to the host socket `<socket>_<port>`. The host
-//! needs no kernel module and no privilege, and guests cannot reach each other.
+//! guest. If a guest program connects to a port of CID 2 (the host), the device connects the guest program to the host socket
+//! `<socket>_<port>`. The host needs no kernel module and no privilege, and guests cannot reach each other.
 //!
 //! `device` is the interface to the transport. One thread runs `traffic`: it reads and writes packets (`packet`) and passes them to the
 //! `hub`. The hub manages the connections (`connection`). `credit` implements the flow control, and `unix` implements the host's side. The
-//! host kernel copies data only between sockets and memory of this process, and never accesses the guest's memory.
+//! host kernel copies data only between sockets and buffers of this process. The host kernel never accesses the guest's memory.
 
 mod connection;
 mod counters;

@@ -78,7 +78,8 @@ impl Header {
     }
 }
 
-/// Buffers of a descriptor chain, accessed as one contiguous buffer. The object is reused for further chains.
+/// Buffers of a descriptor chain, accessed as one contiguous buffer. [`gather`](Self::gather) replaces the buffers with the buffers of
+/// another chain.
 #[derive(Default)]
 pub(super) struct Buffers {
     parts: Vec<(GuestAddress, usize)>,
@@ -89,8 +90,8 @@ impl Buffers {
     /// Stores the buffers of `chain`. Returns their total length in bytes.
     ///
     /// # Errors
-    /// The chain breaks a rule. The error is the text of this rule:
-    /// - A link points outside the table or the links form a loop.
+    /// The chain breaks a rule, and the error is the text of this rule. The chain breaks a rule in these cases:
+    /// - A link points outside the table, or the links form a loop.
     /// - The chain is longer than its queue.
     /// - A buffer is device-readable although `writable` is true, or device-writable although `writable` is false.
     pub(super) fn gather(
@@ -118,8 +119,8 @@ impl Buffers {
         Ok(self.len)
     }
 
-    /// Takes the `len` bytes of the buffers that start at offset `skip`. Calls `each` for each contiguous part of these bytes, with the
-    /// part's address and its range within these bytes.
+    /// Calls `each` for each contiguous part of the `len` bytes at offset `skip` of the buffers. The arguments are the address of the part,
+    /// and the range of the part within these `len` bytes.
     fn for_each(
         &self,
         mut skip: usize,

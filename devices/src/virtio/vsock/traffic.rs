@@ -20,8 +20,8 @@ use crate::worker::{Orders, Wait};
 
 /// Number of queues of a device.
 pub(super) const QUEUES: usize = 3;
-/// Maximum number of packets that are moved in one direction before the other direction is served. The driver is notified after these
-/// packets.
+/// Maximum number of packets that the thread moves in one direction before it serves the other direction. The thread interrupts the driver
+/// after these packets.
 const BATCH: usize = 64;
 
 /// Result of the attempt to move one packet between a queue and the hub.
@@ -36,8 +36,8 @@ enum Step {
 /// Task of the thread that serves the queues.
 pub(super) struct Traffic {
     pub(super) hub: Hub,
-    /// True if the guest must be notified that its connections were lost. No client is accepted before the notification, because the guest
-    /// could mistake the client's connection for a lost connection.
+    /// True if the device must notify the guest that its connections were lost. The device accepts no client before this notification,
+    /// because the guest could mistake the client's connection for a lost connection.
     reset_due: bool,
     buffers: Buffers,
     /// Data of a packet.
@@ -90,7 +90,7 @@ impl Traffic {
         if len > all - HEADER {
             return Err(broken("a packet is shorter than its header says"));
         }
-        // A connection rejects data that exceeds `BUF_ALLOC`, so such data is not read.
+        // Data of more than `BUF_ALLOC` bytes is not read, because the connection rejects such a packet.
         let data = &mut self.scratch[..if len > BUF_ALLOC { 0 } else { len }];
         self.buffers.read(memory, HEADER, data).map_err(&broken)?;
         queue.add_used(memory, head, 0).map_err(&ring)?;
@@ -155,8 +155,8 @@ impl Traffic {
         }
         queues.ask(INDEX)?;
         let Some((driver, queue)) = queues.get(INDEX) else {
-            // A driver sets up all its queues before this task first runs. So this driver has no event queue, and cannot be notified. This
-            // is safe: new clients have other ports, and a packet of an old connection is answered with a reset.
+            // A driver sets up all its queues before this task first runs. So this driver has no event queue, and the device cannot notify
+            // the driver. This is safe: new clients have other ports, and the device answers each packet of an old connection with a reset.
             self.reset_due = false;
             return Ok(());
         };

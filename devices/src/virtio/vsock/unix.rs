@@ -22,14 +22,15 @@ const MOST_LINE: usize = 32;
 /// Socket that host programs connect to. The socket's file is removed when the listener is dropped, unless the socket was inherited.
 pub struct Listener {
     socket: ListeningSocket,
-    /// Path prefix of the sockets on which host programs serve ports. An inherited socket may have no path that can serve as the prefix.
+    /// Path prefix of the sockets on which host programs serve ports. `None` if the listener is an inherited socket without an absolute
+    /// path.
     path: Option<PathBuf>,
 }
 
 impl Listener {
     /// Creates a socket at `path`, and replaces a stale socket. If `path` names an inherited socket, uses this socket instead
-    /// ([`inherited::listener`](crate::inherited::listener)). The sockets of host programs have the listener's path, followed by `_` and a
-    /// port. If the listener is an inherited socket without an absolute path, the guest cannot connect to host programs.
+    /// ([`inherited::listener`](crate::inherited::listener)). The path of a host program's socket is the listener's path, followed by `_`
+    /// and the port. If the listener is an inherited socket without an absolute path, the guest cannot connect to host programs.
     ///
     /// # Errors
     /// The errors of [`ListeningSocket::for_part`].
@@ -60,7 +61,7 @@ impl Listener {
             match accept_with(self.socket.listener(), SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
                 Ok(client) => return Ok(Some(client)),
                 Err(Errno::AGAIN) => return Ok(None),
-                // The client has closed its socket, or a signal interrupted the call.
+                // The client has closed its socket, or a signal interrupted the call. In both cases, try again.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -70,7 +71,7 @@ impl Listener {
     /// Connects to the host program that serves `port`, at `<path>_<port>`. Does not block.
     ///
     /// # Errors
-    /// No program serves the port, or its listen queue is full.
+    /// No program serves the port, or the program's listen queue is full.
     pub(super) fn connect(&self, port: u32) -> io::Result<OwnedFd> {
         let path = self.path.clone().ok_or(io::ErrorKind::NotFound)?;
         let mut path = path.into_os_string();
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read_to_string(&path).unwrap(), "a file");
         fs::remove_file(&path).unwrap();
-        // A bind to the socket of a running process fails. A stale socket, whose process has ended, is replaced.
+        // `bind` fails if a running process uses the socket. `bind` replaces a stale socket, whose process has ended.
         let other = UnixListener::bind(&path).unwrap();
         assert_eq!(
             Listener::bind(&path).err().unwrap().to_string(),

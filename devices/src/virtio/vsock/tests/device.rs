@@ -48,7 +48,7 @@ fn data_moves_both_ways_with_and_without_iommu() {
         }
         client.read_exact(&mut got).unwrap();
         assert_eq!(got, sent);
-        // The device counts the bytes after it has written them.
+        // The device may count the bytes only after the client has received the bytes.
         wait_until(|| harness.device.counters().tx_bytes == 100_000);
         let counters = harness.device.counters();
         assert_eq!((counters.connections, counters.tx_bytes, counters.rx_bytes), (1, 100_000, 100_000));
@@ -171,7 +171,7 @@ fn broken_rule_fails_the_device_until_reset() {
 #[test]
 fn access_that_is_not_mapped_is_reported() {
     let mut harness = Harness::started(true);
-    // A guest-physical address is not an IOVA.
+    // The address of this buffer is a guest-physical address, which is not mapped as an IOVA.
     harness.add(queue::TX, &[(0x8_0000, 44, 0)]);
     harness.broken();
     assert_eq!(harness.relay.take().0[0].iova, 0x8_0000);
@@ -184,7 +184,7 @@ fn reset_ends_connections_and_new_driver_gets_clients() {
     let (_, mut client) = harness.connected(1);
     harness.stop();
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
-    // This client waits for the next driver.
+    // This client connects while the device has no driver, so the client waits for the next driver.
     let mut early = harness.client(2);
     harness.start();
     harness.give_all();
@@ -231,7 +231,7 @@ fn restored_guest_gets_transport_reset_before_new_connections() {
         let (request, _) = new.receive();
         assert_eq!((request.op, request.dst_port), (op::REQUEST, 2));
         assert_ne!(request.src_port, ports.host, "the guest may still know the old port");
-        // The old connection no longer exists.
+        // The old connection no longer exists, so the device answers its data with a reset.
         new.write_data(ports, b"x");
         assert_eq!(new.receive().0.op, op::RST);
         new.say(Ports { guest: 2, host: request.src_port }, op::RST);
@@ -252,7 +252,7 @@ fn restored_guest_without_event_queue_gets_new_connections() {
     assert_ne!(other.host, ports.host, "the guest may still know the old port");
     client.write_all(b"hello").unwrap();
     assert_eq!(new.receive().1, b"hello");
-    // The guest learns of the old connection's loss when it uses that connection.
+    // The device could not notify the guest. The guest receives a reset when it uses the old connection.
     new.write_data(ports, b"x");
     assert_eq!(new.receive().0.op, op::RST);
 }

@@ -16,7 +16,7 @@ use crate::virtio::vsock::spec::{HEADER, op, queue};
 use crate::virtio::vsock::{Listener, VirtioVsock, VsockParams, create};
 
 pub(super) const RAM: usize = 0x10_0000;
-/// Address of the first queue's buffers. The next queue's buffers follow them.
+/// Address of the first queue's buffers. The buffers of the next queue follow these buffers.
 const BUFFERS: u64 = 0x2_0000;
 const BUFFERS_SIZE: u64 = 0x2_0000;
 /// Total size of the buffers of a chain, in bytes.
@@ -74,7 +74,7 @@ impl Harness {
         self.seen = [0; 3];
     }
 
-    /// Creates a device with the state and the driver of `old`, which is paused.
+    /// Creates a device with the state and the driver of `old`. The device of `old` must be paused.
     pub(super) fn restored(old: &Self) -> Self {
         let mut new = Self::new(old.mapper.is_some());
         new.restore_from(old);
@@ -145,8 +145,8 @@ impl Harness {
         self.send(&Guest::header(ports, op), &[]);
     }
 
-    /// Waits until the device has handled all earlier events of the host and the guest. Sends two packets that the device does not answer.
-    /// The device reads the second packet only after it has completed the work of the pass in which it read the first packet.
+    /// Waits until the device has handled all earlier events of the host and the guest. To do so, sends two packets that the device does
+    /// not answer. The device reads the second packet only after it has handled all events that preceded the first packet.
     pub(super) fn looked(&mut self) {
         (0..2).for_each(|_| self.say(Ports { guest: 1, host: 1 }, op::RST));
     }

@@ -84,7 +84,7 @@ fn response_before_the_request_is_reset() {
     let mut guest = Guest::new();
     let mut client = guest.client(5);
     guest.turn();
-    // The device has not sent the request to the guest yet, but the guest can easily guess the request's port.
+    // The guest answers a request that the device has not sent yet. The guest can easily guess the port of this request.
     guest.say(Ports { guest: 5, host: 1 << 30 }, op::RESPONSE);
     guest.expect(op::RST);
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
@@ -116,7 +116,7 @@ fn number_of_connections_is_bounded() {
         }
     }
     assert_eq!(kept.len(), CONNECTIONS);
-    // A host client is refused as well.
+    // At the limit, the device refuses a host client too.
     let mut client = guest.client(1);
     guest.turn();
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
@@ -190,7 +190,7 @@ fn client_that_leaves_early_is_reset_on_the_guest() {
     assert_eq!((reset.src_port, reset.dst_port), (request.src_port, 4));
 }
 
-/// Action of the guest or of a host program.
+/// Random action of the guest or of a host program.
 #[derive(Clone, Debug)]
 enum Act {
     Packet { op: u16, port: u32, host: u32, len: u32, flags: u32, fwd_cnt: u32, kind: u16 },

@@ -50,7 +50,7 @@ fn client_line_is_handled_once_complete() {
         slow.write_all(&[*byte]).unwrap();
         assert!(guest.next().is_none(), "the guest is not sent a request yet");
     }
-    // Other clients do not wait for this client.
+    // Another client is connected, although the first client has not finished its line.
     let (_, _other) = guest.of_host(7);
     slow.write_all(b"\nearly").unwrap();
     let request = guest.expect(op::REQUEST);
@@ -112,12 +112,12 @@ fn data_to_the_guest_stays_within_its_credit() {
         }
     }
     assert_eq!((got, asked), (ROOM as usize, 1));
-    // The guest has read a part of the data.
+    // The guest reports that it has read 1000 bytes, and so has room for 1000 bytes.
     guest.send(&Header { fwd_cnt: 1000, ..Guest::header(PORTS, op::CREDIT_UPDATE) }, &[]);
     let (header, data) = guest.next().unwrap();
     assert_eq!((header.op, data.len()), (op::RW, 1000));
     guest.expect(op::CREDIT_REQUEST);
-    // Now the guest reads all data.
+    // From here on, the guest reports each time that it has read all data.
     let mut forwarded = ROOM + 1000;
     while got + 1000 < sent {
         guest.send(&Header { fwd_cnt: forwarded, ..Guest::header(PORTS, op::CREDIT_UPDATE) }, &[]);
@@ -133,7 +133,7 @@ fn data_to_the_guest_stays_within_its_credit() {
 fn unread_bytes_are_kept_within_the_advertised_credit() {
     let mut guest = Guest::new();
     let mut served = guest.of_guest(PORTS);
-    // The guest never sends more than its credit allows.
+    // The guest sends as much as its credit allows, while the host program reads nothing.
     let (mut known, mut sent) = (0u32, 0u32);
     let pattern = |from: u32, len: u32| (from..from + len).map(|n| (n % 251) as u8).collect::<Vec<_>>();
     loop {
@@ -149,7 +149,7 @@ fn unread_bytes_are_kept_within_the_advertised_credit() {
             known = header.fwd_cnt;
         }
     }
-    // Bytes in the socket's own buffer count as forwarded.
+    // The device reports the bytes in the socket's buffer as forwarded, so the guest could send more than `BUF_ALLOC` bytes.
     assert!(known > 0 && sent as usize == known as usize + BUF_ALLOC);
     let mut got = vec![0; sent as usize];
     let mut done = 0;
@@ -265,7 +265,7 @@ fn host_closed_connection_ends_after_guest_answer() {
         let served = guest.of_guest(PORTS);
         drop(served);
         assert_eq!(guest.expect(op::SHUTDOWN).flags, shutdown::BOTH);
-        // This data was sent before the guest received the shutdown.
+        // The guest may have sent this data before it received the shutdown. So the device drops the data without a reset.
         guest.write(PORTS, b"late");
         if answer == op::SHUTDOWN {
             guest.shut(PORTS, shutdown::BOTH);
@@ -274,7 +274,7 @@ fn host_closed_connection_ends_after_guest_answer() {
             guest.say(PORTS, answer);
         }
         assert!(guest.next().is_none());
-        // The connection no longer exists.
+        // The connection no longer exists, so the device answers the data with a reset.
         guest.write(PORTS, b"later");
         guest.expect(op::RST);
     }
