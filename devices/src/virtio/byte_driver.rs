@@ -98,7 +98,7 @@ impl Layout {
     /// Layout with one queue.
     pub(super) const ONE_QUEUE: Self =
         Self { ram: 0x1_0000, rings: [0, 0x200, 0x400], stride: 0, piece: 0x500, written: 0x1000 };
-    /// Returns a layout with several queues, for RAM of `ram` bytes. For `written`, see the field.
+    /// Returns a layout with several queues, and with these values of `ram` and `written`.
     pub(super) const fn queues(ram: usize, written: u64) -> Self {
         Self { ram, rings: [0, 0x100, 0x180], stride: 0x400, piece: 0x400, written }
     }

@@ -32,7 +32,7 @@ pub(crate) struct Chain<M> {
 }
 
 impl<M> Chain<M> {
-    /// Wraps `chain`. [`Walk`] records the chain's sizes in `slot`.
+    /// Wraps `chain`. [`Walk`] records the sizes of the chain's readable and writable parts in `slot`.
     pub(super) fn new(chain: DescriptorChain<M>, slot: Option<&'static Slot>) -> Self {
         Self { chain, slot }
     }
@@ -53,7 +53,7 @@ impl<M> From<DescriptorChain<M>> for Chain<M> {
     }
 }
 
-/// Iterator over the buffers of a descriptor chain. It reads each descriptor only when the caller asks for the next buffer.
+/// Iterator over the buffers of a descriptor chain. The iterator reads each descriptor only when the caller asks for the next buffer.
 ///
 /// If the chain is broken, the last item is an error that names the broken rule. A chain is broken if a link leaves the table or forms a
 /// loop, or if the chain is longer than its queue.
@@ -65,7 +65,7 @@ pub(crate) struct Walk<M> {
     sizes: [usize; 2],
     /// Maximum number of buffers that may still follow.
     left: u16,
-    /// True before the first descriptor, and while the last descriptor that was read has a next descriptor.
+    /// True if another descriptor must follow: before the first descriptor, and after a descriptor that has a next descriptor.
     open: bool,
 }
 
@@ -110,7 +110,7 @@ where
 pub(crate) struct Request<'m> {
     /// Head index of the chain. The device returns the chain to the driver by this index.
     pub(crate) head: u16,
-    /// Size of the readable part in bytes. It may exceed the size of the buffer that the part was copied to.
+    /// Size of the readable part in bytes. This size may exceed the size of the buffer to which the part was copied.
     pub(crate) readable: usize,
     /// Size of the writable part in bytes.
     pub(crate) writable: usize,

@@ -19,7 +19,7 @@ pub enum DeviceError {
     /// The driver put an invalid request into a queue.
     #[error("queue {queue}: {rule}")]
     Queue {
-        /// The queue.
+        /// Index of the queue.
         queue: u16,
         /// Rule that the driver broke.
         rule: &'static str,
@@ -27,7 +27,7 @@ pub enum DeviceError {
     /// The queue's rings are unusable.
     #[error("queue {queue}: {source}")]
     Ring {
-        /// The queue.
+        /// Index of the queue.
         queue: u16,
         /// Error of the virtio-queue library.
         source: virtio_queue::Error,
@@ -35,7 +35,7 @@ pub enum DeviceError {
     /// The host cannot start the thread that serves a queue.
     #[error("queue {queue}: cannot start the queue's thread: {source}")]
     Thread {
-        /// The queue.
+        /// Index of the queue.
         queue: u16,
         /// Error of the host kernel.
         source: std::io::Error,
@@ -43,13 +43,13 @@ pub enum DeviceError {
     /// The host kernel still reads or writes memory that was unmapped from the device.
     #[error("queue {queue}: the host kernel still does I/O in memory that the guest has unmapped")]
     Stuck {
-        /// The queue.
+        /// Index of the queue.
         queue: u16,
     },
     /// The host kernel rejects I/O requests.
     #[error("queue {queue}: the host kernel rejects I/O requests: {source}")]
     Io {
-        /// The queue.
+        /// Index of the queue.
         queue: u16,
         /// Error of the host kernel.
         source: std::io::Error,
@@ -63,7 +63,7 @@ pub enum DeviceError {
     /// The thread that serves a queue panicked.
     #[error("queue {queue}: the queue's thread panicked")]
     Panicked {
-        /// The queue.
+        /// Index of the queue.
         queue: u16,
     },
 }
@@ -208,7 +208,7 @@ pub trait VirtioDevice: Send + Sync {
         self.queues().into_iter().for_each(|queues| queues.activate(driver.clone()));
     }
     /// Starts serving `queue`, which the driver has set up. If the queue was stopped before, `queue` contains the position at which the
-    /// queue was stopped. If the device is paused, the queue is served once the device is resumed.
+    /// queue was stopped. A paused device serves the queue only after it is resumed.
     ///
     /// # Errors
     /// The host cannot start a thread for the queue.
@@ -237,7 +237,7 @@ pub trait VirtioDevice: Send + Sync {
     /// The driver made a mistake, and the device cannot recover without a reset.
     fn notify(&self, queue: u16) -> Result<(), DeviceError> {
         if let Some(doorbell) = self.doorbell(queue) {
-            // The write fails only if the eventfd's counter would overflow.
+            // The write fails only if the eventfd's counter would overflow. A notification is then already pending.
             let _ = doorbell.write(1);
         }
         Ok(())

@@ -13,7 +13,7 @@ pub struct LastRequests {
     id: String,
     device_type: u16,
     /// Ring buffer of each queue. The device claims a ring buffer when it first serves the queue. If no ring buffer is free at this time,
-    /// the cell contains `None`.
+    /// the element contains `None`.
     queues: Vec<OnceLock<Option<Claim>>>,
 }
 

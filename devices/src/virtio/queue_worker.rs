@@ -129,7 +129,7 @@ impl<T: QueueTask> QueueWorker<T> {
 
     /// Rings all doorbells.
     pub(super) fn ring(&self) {
-        // The write fails only if the eventfd's counter would overflow.
+        // The write fails only if the eventfd's counter would overflow. A notification is then already pending.
         self.doorbells.iter().for_each(|doorbell| _ = doorbell.write(1));
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Several chains that become used together: the driver sees all chains as used, or none. A packet that is spread over several chains must
-//! become visible to the driver as a whole (virtio 1.3, section 5.1.6.4).
+//! Returns several chains to the driver together: the driver sees either all chains as used, or no chain. A packet that is spread over
+//! several chains must become visible to the driver as a whole (virtio 1.3, section 5.1.6.4).
 
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};

@@ -4,7 +4,7 @@
 //! functions and objects that it uses.
 //!
 //! An inline function of a header counts as a part of each file that calls the function. So these files also have the dependencies of the
-//! inline function. Names are resolved as the linker does: a static name belongs to its file alone.
+//! inline function. As for the linker, a static name is visible only in its file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -158,7 +158,7 @@ fn named(node: Node) -> Option<Node> {
     Some(at)
 }
 
-/// True if `name`, somewhere in `declaration`, is declared as a function. A pointer to a function is an object.
+/// True if `declaration` declares `name` as a function. A pointer to a function is an object.
 fn is_function(name: Node, declaration: Node) -> bool {
     let mut at = name;
     while let Some(parent) = at.parent().filter(|parent| *parent != declaration) {

@@ -46,7 +46,7 @@ pub(crate) fn references(krate: &Crate) -> Vec<(ModuleId, ModuleId, String)> {
     found
 }
 
-/// Returns the outermost module in the file of `module`, which may be inline.
+/// `module` may be inline. Returns the outermost module in the file that contains `module`.
 fn module_of_file(krate: &Crate, mut module: ModuleId) -> ModuleId {
     while let Some(parent) = krate.modules[module].parent {
         if krate.modules[parent].file != krate.modules[module].file {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-/// Parses the list: one finding per line. Empty lines and lines with `#` are ignored.
+/// Parses the list: one finding per line. Empty lines and lines that begin with `#` are ignored.
 pub(crate) fn parse(text: &str) -> BTreeSet<String> {
     text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).map(String::from).collect()
 }

@@ -162,7 +162,7 @@ impl Reader {
         self.module().imports.push((alias, path));
     }
 
-    /// Records the paths among the tokens of a macro call, which are not parsed as syntax.
+    /// Records the paths among the tokens of a macro call. The tokens are not parsed as syntax.
     fn scan(&mut self, tokens: TokenStream) {
         let mut path = Names::new();
         // Number of colons since the last name.

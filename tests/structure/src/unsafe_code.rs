@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Checks the table of unsafe code in the document. The table must have a row for each file with unsafe code, except tests, and no other
-//! row.
+//! Checks the table of unsafe code in `docs/security.md`. The table must have a row for each file with unsafe code, except tests, and no
+//! other row.
 
 use std::collections::BTreeSet;
 

@@ -36,8 +36,8 @@ impl Carrier for Socket {
     }
 }
 
-/// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the queue is served. Each piece is also
-/// sent to the device as a packet. The first byte selects the queue and the options.
+/// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the device serves the queue. Each piece
+/// is also sent to the device as a packet. The first byte selects the queue and the options.
 pub fn run(bytes: &[u8]) {
     let Some((first, bytes)) = bytes.split_first() else { return };
     let guest = ByteDriver::new(Layout::ONE_QUEUE);
@@ -47,7 +47,7 @@ pub fn run(bytes: &[u8]) {
         socket.set_nonblocking(true).expect("the socket is open");
     }
     let carrier = Box::new(Socket(File::from(OwnedFd::from(ours))));
-    // The rate limit is small and refills soon, so packets wait only for a short time.
+    // The budget is small and is refilled soon, so packets wait only for a short time.
     let bucket = BucketParams { size: 512, one_time_burst: 0, refill_time: Duration::from_millis(1) };
     let limits = RateLimits { bandwidth: Some(bucket), ops: None };
     let limiter = || (first & 16 != 0).then(|| RateLimiter::new(limits, Instant::now()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Stops DMA and interrupts of a device while the device may not use the bus.
+//! Stops DMA and interrupts of a device while the driver forbids the device to use the bus.
 //!
 //! The driver forbids bus use if it clears the bus master bit of the command register, or selects a power state other than D0. The gate
 //! then pauses the device's queues. The device's MSI-X messages stay pending, because each message is a memory write on the bus. When the
@@ -83,7 +83,7 @@ impl BusGate {
         self.set_vm_paused(device, true);
     }
 
-    /// Resumes the device because the VM is resumed, unless the device may not use the bus.
+    /// Resumes the device because the VM is resumed, unless the driver forbids bus use.
     pub(super) fn resume_vm(&self, device: &dyn VirtioDevice) {
         self.set_vm_paused(device, false);
         device.vm_resumed();

@@ -89,7 +89,7 @@ pub(super) struct CommonState {
     pub(super) queues: Vec<QueueSetupState>,
 }
 
-/// Saved registers of a queue, and the position up to which it was served.
+/// Saved registers of a queue, and the position up to which the queue was served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct QueueSetupState {
@@ -146,7 +146,7 @@ impl CommonConfig {
         self.status |= status::NEEDS_RESET;
     }
 
-    /// Returns the registers' state. `served` returns the position up to which a queue was served, or `None` if it was not started.
+    /// Returns the registers' state. `served` returns the position up to which a queue was served, or `None` if the queue was not started.
     pub(super) fn state(&self, served: impl Fn(u16) -> Option<QueueState>) -> CommonState {
         let queues = (0..).zip(&self.queues).map(|(index, queue)| QueueSetupState {
             size: queue.size,

@@ -40,7 +40,7 @@ pub(super) struct Interrupts {
     queue_vectors: Vec<AtomicU16>,
     isr: AtomicU8,
     generation: AtomicU8,
-    /// True if the driver has set `DRIVER_OK`. Before this, no notification may be sent (virtio 1.3, section 2.1.2).
+    /// True if the driver has set `DRIVER_OK`. Before this time, the device must not send notifications (virtio 1.3, section 2.1.2).
     running: AtomicBool,
     /// True if a failure of the platform was logged already.
     complained: AtomicBool,

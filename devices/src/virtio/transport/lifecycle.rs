@@ -34,7 +34,7 @@ impl Word for AtomicU64 {
     }
 }
 
-/// Number of a driver. Each reset increments it.
+/// Number of a driver. Each reset increments the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DriverNumber(u64);
 

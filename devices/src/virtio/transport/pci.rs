@@ -58,7 +58,7 @@ struct State {
     interrupts: Interrupts,
     common: Mutex<CommonConfig>,
     lifecycle: Lifecycle,
-    /// True if the device was activated and has not been reset since then. It changes only while `common` is locked.
+    /// True if the device was activated and has not been reset since then. This value changes only while `common` is locked.
     activated: AtomicBool,
     complained: AtomicBool,
     observer: Option<Arc<dyn DeviceObserver>>,
@@ -93,7 +93,7 @@ impl State {
         self.interrupts.config_changed(true);
     }
 
-    /// Locks the registers, and includes a failure of the device in the status.
+    /// Locks the registers. If the device has failed, sets `NEEDS_RESET` in the status.
     fn registers(&self) -> MutexGuard<'_, CommonConfig> {
         let mut common = lock(&self.common);
         if self.lifecycle.has_failed() {
@@ -133,7 +133,7 @@ pub struct VirtioPciParams {
     pub id: String,
     /// The device.
     pub device: Arc<dyn VirtioDevice>,
-    /// Memory that the device can access. Its queues lie in this memory.
+    /// Memory that the device can access. The queues lie in this memory.
     pub memory: DeviceMemory,
     /// Allocator of interrupt vectors: one for each queue and one for configuration changes.
     pub msi: Arc<dyn MsiAllocator>,
@@ -272,7 +272,8 @@ impl VirtioPciDevice {
 
     /// Resets the device. `of_all` is true if the whole VM is reset.
     fn reset_device(&self, common: &mut CommonConfig, of_all: bool) {
-        // From here on, failures are ignored. The device's threads may still report a failure while this function waits for them.
+        // While this function waits for the device's threads, these threads may still report failures. From here on, such failures have no
+        // effect.
         self.state.lifecycle.stop();
         for index in 0..self.queue_count() {
             self.device.stop_queue(index);

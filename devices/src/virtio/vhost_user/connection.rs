@@ -28,16 +28,16 @@ use crate::peer_timeouts::{Budget, Operation, Peer};
 use crate::ram::RamRegion;
 use crate::sync::lock;
 
-/// Time limit for all requests of one [`Operation`] together. The draining of queues has its own limit. The limit is short, because a vCPU
-/// may wait for the operation while the guest has interrupts off.
+/// Time limit for all requests of one [`Operation`] together. The draining of queues has its own limit. `TIME` is short, because a vCPU may
+/// wait for the operation while the guest has interrupts off.
 const TIME: Duration = Duration::from_secs(5);
 /// Time limit for a server to complete the requests of a queue.
 const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// Budget: total time for which the servers of a device may block threads. The budget is this fraction (numerator, denominator) of the time
 /// limit for draining. A used budget refills slowly.
 const BUDGET: (u32, u32) = (3, 2);
-/// An answer may take 1/`FREE` of an operation's time limit for free. If an answer takes longer, only the additional time is charged to the
-/// budget.
+/// An answer that takes at most 1/`FREE` of an operation's time limit is not charged to the budget. If an answer takes longer, only the
+/// additional time is charged.
 const FREE: u32 = 50;
 
 /// `VHOST_USER_IOTLB_MSG`.

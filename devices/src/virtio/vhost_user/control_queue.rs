@@ -68,7 +68,7 @@ impl ControlQueue {
         })
     }
 
-    /// True if the control queue has this number. The number depends on the features that the driver accepted.
+    /// True if the control queue has index `index`. The index of the control queue depends on the features that the driver accepted.
     pub(super) fn has_index(&self, index: u16) -> bool {
         let driver_features = lock(&self.active).driver.as_ref().map_or(0, |driver| driver.features);
         index == control_queue(driver_features, self.most)
@@ -97,7 +97,7 @@ impl ControlQueue {
     }
 
     pub(super) fn stop(&self) -> Option<QueueState> {
-        // Take the worker out first, so that the lock is not held while this thread waits for the worker.
+        // This line releases the lock, so that this thread does not hold the lock while it waits for the worker.
         let worker = lock(&self.active).worker.take()?;
         Some(worker.stop(|task| task.state()))
     }

@@ -59,7 +59,7 @@ impl VhostUserDevice {
         Ok(Self { model, features, queue_sizes, shared, events, kicker, counts, control, _watcher: watcher })
     }
 
-    /// Returns the control queue if `index` is its number.
+    /// Returns the control queue if queue `index` is the control queue.
     fn control(&self, index: u16) -> Option<&ControlQueue> {
         self.control.as_ref().filter(|control| control.has_index(index))
     }
@@ -145,7 +145,7 @@ impl VirtioDevice for VhostUserDevice {
     /// Notifies the server of new buffers in `queue`, after the driver's notification has exited to the VMM.
     fn notify(&self, queue: u16) -> Result<(), DeviceError> {
         if let Some(doorbell) = self.control.as_ref().and_then(|control| control.doorbell(queue)) {
-            // The write fails only if the eventfd's counter would overflow.
+            // The write fails only if the eventfd's counter would overflow. A notification is then already pending.
             let _ = doorbell.write(1);
         }
         self.kicker.kick(queue);

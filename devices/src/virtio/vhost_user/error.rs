@@ -32,7 +32,7 @@ pub enum ServerError {
     /// The host has no free thread or file descriptor, or the memory is not backed by a file.
     #[error("cannot {what}: {source}")]
     Host {
-        /// Failed action.
+        /// Action that failed. The text continues "cannot …".
         what: &'static str,
         /// Error of the host kernel.
         source: io::Error,

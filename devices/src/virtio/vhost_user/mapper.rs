@@ -53,7 +53,7 @@ impl VhostUserMapper {
         let windows = self.table.windows().ok_or(MapError::NoResources)?;
         // A server maps each region for reads and writes. As with RAM, the translations limit the server's reads and writes of the chunk.
         let file = windows.hand_out(index, Permissions::READ | Permissions::WRITE)?;
-        // If no file is available for this chunk, the driver works without the chunk.
+        // If no file is available for this chunk, the mapping fails and the driver works without the chunk.
         let file = file.ok_or(MapError::NoResources)?;
         let region = RegionName::Chunk(index);
         self.shared.session_first().add_region(region, len, FilePart::whole(file.into())).map_err(|error| match error {

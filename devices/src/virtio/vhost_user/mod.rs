@@ -3,9 +3,9 @@
 //! vhost-user: virtio devices that another host process, the *server*, serves (QEMU's `docs/interop/vhost-user.rst`). The server can access
 //! all guest RAM. Apart from this, the front end does not trust the server: the server must not be able to harm the Carom process.
 //!
-//! Carom is the front end: it implements the PCI function. When a driver is ready, the front end sends the contents of the registers to
-//! the server. From then on, notifications and interrupts bypass the front end: KVM writes the eventfds that notify the server, and reads
-//! the eventfds that interrupt the guest.
+//! Carom is the front end: it implements the PCI function. When a driver is ready, the front end sends the driver's settings to the server:
+//! accepted features, memory and queues. From then on, notifications and interrupts bypass the front end: KVM writes the eventfds that
+//! notify the server, and reads the eventfds that interrupt the guest.
 //!
 //! * `connection` sends requests. Each request has a time limit ([`time_limit`]).
 //! * `offer` describes the capabilities of a server.

@@ -48,7 +48,7 @@ struct ActiveQueue {
     runs: bool,
 }
 
-/// Session of a device with its driver and server. The module documentation describes it.
+/// Session of a device, as described in the module documentation.
 pub(super) struct Session {
     id: String,
     model: Model,

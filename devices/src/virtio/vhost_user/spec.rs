@@ -11,7 +11,7 @@ pub(super) const ACCESS_PLATFORM: u64 = 1 << 33;
 /// `VHOST_USER_F_PROTOCOL_FEATURES`. The driver never sees this feature.
 pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;
 
-/// Offset of the index in an available and a used ring (section 2.7).
+/// Offset of the index in an available ring or a used ring (section 2.7).
 pub(super) const RING_INDEX: u64 = 2;
 
 /// File system (section 5.11).
@@ -30,7 +30,8 @@ pub(super) mod block {
     pub(in super::super) const DEVICE_TYPE: u16 = 2;
     /// PCI class: another mass storage controller.
     pub(in super::super) const PCI_CLASS: u32 = 0x01_80_00;
-    /// `SIZE_MAX`, `SEG_MAX`, `GEOMETRY`, `RO`, `BLK_SIZE`, `FLUSH`, `TOPOLOGY`, `CONFIG_WCE`, `MQ`, `DISCARD`, `WRITE_ZEROES`.
+    /// Features of a disk that a server may offer: `SIZE_MAX`, `SEG_MAX`, `GEOMETRY`, `RO`, `BLK_SIZE`, `FLUSH`, `TOPOLOGY`, `CONFIG_WCE`,
+    /// `MQ`, `DISCARD`, `WRITE_ZEROES`.
     pub(in super::super) const FEATURES: u64 =
         1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14;
     /// Size of the device configuration in bytes, up to `write_zeroes_may_unmap` and its padding.

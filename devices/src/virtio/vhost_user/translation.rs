@@ -202,7 +202,7 @@ impl Translation {
         self.regions.len()
     }
 
-    /// Sends the server all regions except RAM, after a new memory table that contains only RAM.
+    /// Sends the server all regions except RAM, after the server has received a new memory table that contains only RAM.
     pub(super) fn give_regions(&mut self, connection: &mut Connection) -> Result<(), ServerError> {
         self.regions.values_mut().for_each(|region| region.given = false);
         for region in self.regions.values_mut() {

@@ -103,7 +103,7 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::Release);
-        // The write fails only if the eventfd's counter would overflow.
+        // The write fails only if the eventfd's counter would overflow. The thread is then already woken.
         let _ = self.shared.wake.write(1);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

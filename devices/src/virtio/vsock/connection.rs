@@ -253,7 +253,7 @@ impl Connection {
             && self.guest_shut & shutdown::RECEIVE == 0
     }
 
-    /// Returns true if the connection has a packet for the guest, or may have a packet.
+    /// Returns true if the connection may have a packet for the guest.
     pub(super) fn has_output(&self) -> bool {
         match self.stage {
             Stage::ToRequest | Stage::ToAnswer => true,

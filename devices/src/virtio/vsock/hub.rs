@@ -2,9 +2,9 @@
 
 //! All connections of a device: connections that the guest requested, and connections that host programs requested.
 //!
-//! An edge-triggered epoll watches the sockets and reports each change once. The connection remembers the change until its socket would
-//! block. Therefore neither side can make the thread loop without progress. Connections with packets for the guest wait in `turns`. Each
-//! connection is in `turns` at most once, and sends one packet per turn.
+//! An edge-triggered epoll watches the sockets and reports each change once. The connection remembers the change until a read or write of
+//! its socket would block. Therefore neither side can make the thread loop without progress. Connections with packets for the guest wait in
+//! `turns`. Each connection is in `turns` at most once, and sends one packet per turn.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};

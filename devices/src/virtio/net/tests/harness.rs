@@ -178,7 +178,7 @@ impl Harness {
         self.fill(place, &packet);
         let len = u32::try_from(packet.len()).unwrap();
         let place = place + self.offset();
-        // The header has a separate buffer, as in old drivers.
+        // The header is in a separate buffer, as with legacy drivers.
         self.add(TRANSMIT, &[(place, 12, 0), (place + 12, len - 12, 0)]);
         self.ring(TRANSMIT);
     }

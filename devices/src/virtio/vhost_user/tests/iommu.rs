@@ -69,7 +69,7 @@ fn channel(asked: &[Asked]) -> UnixStream {
 }
 
 impl Card {
-    /// Returns a card whose driver is ready. The rings are mapped at their guest-physical addresses.
+    /// Returns a card whose driver is ready. The IOVAs of the rings are equal to their guest-physical addresses.
     fn new(manner: Manner) -> Self {
         Self::with_times(manner, Times::default())
     }

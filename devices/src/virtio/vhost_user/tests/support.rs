@@ -83,7 +83,7 @@ pub(super) fn ram(regions: u64) -> Arc<Ram> {
     Arc::new(Ram::from_ranges_with_files((0..regions).map(region)).unwrap())
 }
 
-/// Time limits that are short enough for a test to wait for. A correct server on a busy machine may exceed these limits.
+/// Short time limits, for tests that wait until a limit is over. A correct server on a busy machine may exceed these limits.
 pub(super) const TIMES: Times = Times { drain: Duration::from_millis(300), other: Duration::from_millis(200) };
 
 /// Short time limit for an operation, with a budget that no test spends.
