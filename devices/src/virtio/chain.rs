@@ -12,8 +12,8 @@ use super::DeviceError;
 use crate::crash::Slot;
 use crate::dma::NearMemory;
 
-/// Error text for a buffer outside guest memory.
-pub(crate) const OUTSIDE: &str = "a buffer is not in guest memory";
+/// Error text for a buffer outside the memory that the device can access.
+pub(crate) const OUTSIDE: &str = "a buffer is outside the memory that the device can access";
 
 /// Buffer of a descriptor chain. Its address is not checked. Its length fits a `usize`.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +127,7 @@ pub(crate) struct Request<'m> {
 /// * The chain's links stay in the table and form no loop.
 /// * The chain is not longer than its queue.
 /// * No readable buffer follows a writable one (virtio 1.3, section 2.7.4.2).
-/// * Each readable buffer that is copied is in guest memory.
+/// * Each readable buffer that is copied is in memory that the device can access.
 pub(crate) fn read_request<'m>(
     chain: DescriptorChain<&'m NearMemory<'m>>,
     memory: &'m NearMemory<'m>,
@@ -167,7 +167,7 @@ impl Request<'_> {
     /// Writes `data` to the start of the writable part. `data` is at most [`Request::writable`] bytes long.
     ///
     /// # Errors
-    /// A writable buffer is not in guest memory, or the driver changed the chain after the device read it.
+    /// A writable buffer is outside the memory that the device can access, or the driver changed the chain after the device read it.
     pub(crate) fn write_reply(mut self, memory: &NearMemory<'_>, data: &[u8]) -> Result<(), &'static str> {
         let mut next = self.first;
         let mut left = data;

@@ -15,9 +15,9 @@ pub(crate) fn complaint(text: &str) -> Option<String> {
     let has_reason = text.lines().take(HEAD).any(|line| line.starts_with(REASON) && line.len() > REASON.len());
     match (lines > MOST_LINES, has_reason) {
         (true, false) => Some(format!(
-            "has {lines} lines, more than {MOST_LINES}: split it, or give the reason below its licence: `{REASON} …`"
+            "has {lines} lines, more than {MOST_LINES}: split the file, or give the reason below the licence line: `{REASON} …`"
         )),
-        (false, true) => Some(format!("has {lines} lines, not more than {MOST_LINES}: remove its line `{REASON} …`")),
+        (false, true) => Some(format!("has {lines} lines, not more than {MOST_LINES}: remove the line `{REASON} …`")),
         _ => None,
     }
 }

@@ -128,7 +128,7 @@ impl Control {
                 len += part;
             }
         }
-        Err(rule("a command has no room for an answer"))
+        Err(rule("a control command has no writable buffer for the answer"))
     }
 
     /// Executes a command and returns its answer.

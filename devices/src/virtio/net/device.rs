@@ -177,7 +177,7 @@ impl VirtioDevice for VirtioNet {
             return rule(
                 "pairs",
                 format!(
-                    "the saved driver uses {pairs} pairs of queues, which is not between 1 and {}",
+                    "the saved number of queue pairs is {pairs}, but it must be between 1 and {}",
                     self.traits.pairs
                 ),
             );

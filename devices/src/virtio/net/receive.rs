@@ -199,10 +199,10 @@ impl Receive {
             self.used.push((head, u32::try_from(part).map_err(|_| rule("a buffer is too long"))?));
             room += part;
             if self.used.len() > usize::from(size) {
-                return Err(rule("the driver has more buffers than the queue holds"));
+                return Err(rule("the driver has added more buffers than the queue holds"));
             }
         }
-        let buffers = u16::try_from(self.used.len()).map_err(|_| rule("a packet takes too many buffers"))?;
+        let buffers = u16::try_from(self.used.len()).map_err(|_| rule("a packet needs too many buffers"))?;
         self.packet[NUM_BUFFERS..HEADER_BYTES].copy_from_slice(&buffers.to_le_bytes());
         write(memory, &self.buffers, &self.packet[..self.len]).map_err(&rule)?;
         self.queue.add_used_together(memory, &self.used).map_err(&ring)?;

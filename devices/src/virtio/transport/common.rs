@@ -173,14 +173,11 @@ impl CommonConfig {
         }
         let (accepted, running) = (state.status & status::FEATURES_OK != 0, state.status & status::DRIVER_OK != 0);
         if state.status & !status::ALL != 0 || running && !accepted {
-            return Err(StateError::rule(
-                "status",
-                format!("the saved status {:#x} is one that no driver can set", state.status),
-            ));
+            return Err(StateError::rule("status", format!("no driver can set the saved status {:#x}", state.status)));
         }
         if accepted && !self.features_fit(state.driver_features) {
             let rule = format!(
-                "the saved features {:#x} lack a required feature, or the device does not offer all of them (it offers {:#x})",
+                "the saved features {:#x} lack a required feature, or contain a feature that the device does not offer (offered: {:#x})",
                 state.driver_features, self.offered
             );
             return Err(StateError::rule("driver_features", rule));
@@ -188,7 +185,7 @@ impl CommonConfig {
         for (index, (queue, setup)) in state.queues.iter().zip(&self.queues).enumerate() {
             let rule = |rule: &str| Err(StateError::rule(format!("queues[{index}]"), rule));
             if !queue.size.is_power_of_two() || queue.size > setup.max_size {
-                return rule("the saved size must be a power of two and at most the device's maximum");
+                return rule("the saved queue size must be a power of two, and at most the maximum size of the queue");
             }
             if queue.enabled && !accepted || queue.served.is_some() && !(queue.enabled && running) {
                 return rule("a saved queue cannot be enabled before FEATURES_OK, or served before DRIVER_OK");

@@ -132,7 +132,7 @@ impl Interrupts {
         if state.queue_vectors.len() != self.queue_vectors.len() {
             return Err(StateError::rule(
                 "queue_vectors",
-                format!("the saved state must have {} vectors of queues", self.queue_vectors.len()),
+                format!("the saved state must have {} queue vectors", self.queue_vectors.len()),
             ));
         }
         let mut vectors = state.queue_vectors.iter().chain([&state.config_vector]);
@@ -143,7 +143,7 @@ impl Interrupts {
             ));
         }
         if state.isr & !(ISR_QUEUE | ISR_CONFIG) != 0 {
-            return Err(StateError::rule("isr", format!("the saved value {:#x} has undefined bits", state.isr)));
+            return Err(StateError::rule("isr", format!("the saved ISR status {:#x} has undefined bits", state.isr)));
         }
         lock(&self.msix).restore(&state.msix)?;
         self.config_vector.store(state.config_vector, Ordering::Relaxed);

@@ -34,10 +34,10 @@ use crate::virtio::{DeviceError, DeviceProperties, Driver, Interrupt, LastReques
 #[derive(Debug, Error)]
 pub enum TransportError {
     /// The device has more queues than the transport supports.
-    #[error("the device has {0} queues, and the virtio PCI transport supports at most {MAX_QUEUES}")]
+    #[error("the device has {0} queues, but the virtio PCI transport supports at most {MAX_QUEUES}")]
     Queues(usize),
     /// The device configuration is larger than its page.
-    #[error("the device configuration has {0} bytes, and the virtio PCI transport supports at most {PAGE}")]
+    #[error("the device configuration has {0} bytes, but the virtio PCI transport supports at most {PAGE} bytes")]
     Config(usize),
     /// The process has no free file descriptor.
     #[error("cannot create the device's eventfds: {0}")]
@@ -236,7 +236,10 @@ impl VirtioPciDevice {
                 let driver = self.state.lifecycle.driver();
                 match self.build_queues(&common) {
                     Some(queues) => self.start(&common, queues, driver),
-                    None => self.state.fail(driver, &"queue rings are misaligned or not in the device's memory"),
+                    None => self.state.fail(
+                        driver,
+                        &"the rings of a queue are misaligned, or outside the memory that the device can access",
+                    ),
                 }
             }
         }

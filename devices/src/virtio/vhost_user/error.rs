@@ -12,7 +12,7 @@ use thiserror::Error;
 pub enum ServerError {
     /// No server accepts a connection at the socket.
     #[error(
-        "cannot connect to the vhost-user server: {source}; start the server first, and give carom access to its socket"
+        "cannot connect to the vhost-user server: {source}; start the server first, and give carom access to the server's socket"
     )]
     NoServer {
         /// Path of the socket.

@@ -374,7 +374,7 @@ impl Session {
             return;
         }
         if !fits {
-            self.fail("lacks features of the previous server that the driver uses");
+            self.fail("lacks features that the driver negotiated with the previous server");
             return;
         }
         let prepared = self.prepare().and_then(|()| if self.paused { Ok(()) } else { self.run() });

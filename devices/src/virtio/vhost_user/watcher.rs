@@ -170,7 +170,7 @@ impl Watch {
         match poll(&mut files, time.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => true,
             Err(error) => {
-                error!("{}: cannot wait for events of its vhost-user server: {error}", self.address.id);
+                error!("{}: cannot wait for events of the vhost-user server: {error}", self.address.id);
                 false
             }
         }

@@ -113,7 +113,7 @@ fn next_server_with_fewer_features_fails_the_disk() {
     wait(|| !interrupts.failures().is_empty());
     assert_eq!(
         interrupts.failures(),
-        ["the vhost-user server lacks features of the previous server that the driver uses"]
+        ["the vhost-user server lacks features that the driver negotiated with the previous server"]
     );
 }
 
