@@ -13,7 +13,7 @@ use super::last_requests::LastRequests;
 use crate::dma::DeviceMemory;
 use crate::state::{DeviceState, StateError};
 
-/// Fatal error of a device. The transport reports it to the driver as `DEVICE_NEEDS_RESET` (virtio 1.3, section 2.1).
+/// Fatal error of a device. The transport reports the error to the driver as `DEVICE_NEEDS_RESET` (virtio 1.3, section 2.1).
 #[derive(Debug, Error)]
 pub enum DeviceError {
     /// The driver put an invalid request into a queue.
@@ -157,8 +157,8 @@ pub struct DeviceProperties<'d> {
     pub device_type: u16,
     /// PCI class, subclass and programming interface, as 24 bits.
     pub pci_class: u32,
-    /// Features that the device offers: bits of its device type, and bits 28 (`INDIRECT_DESC`) and 29 (`EVENT_IDX`) if the device supports
-    /// these ring features. The transport adds `VERSION_1`.
+    /// Features that the device offers: feature bits of its device type, and ring features. The ring features are bits 28 (`INDIRECT_DESC`)
+    /// and 29 (`EVENT_IDX`). The transport adds `VERSION_1`.
     pub features: u64,
     /// Maximum size of each queue. Each size is a power of two.
     pub queue_sizes: &'d [u16],

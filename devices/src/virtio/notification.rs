@@ -93,8 +93,8 @@ fn request_interrupt_after(ring: &impl EventRing, taken: Wrapping<u16>) -> Resul
 /// Returns true if the driver has added further elements. The driver may have sent no notification of these elements, so the device must
 /// take them before it waits.
 ///
-/// With `EVENT_IDX`, a driver sends no notification until the device asks again. So a device that asks only when it is idle causes no VM
-/// exits while it is busy. Without `EVENT_IDX`, a driver notifies the device of each element.
+/// With `EVENT_IDX`, a driver sends no notification until the device asks again. So if a device asks only when idle, notifications cause no
+/// VM exits while the device is busy. Without `EVENT_IDX`, a driver notifies the device of each element.
 pub(crate) fn more_came(queue: &Queue, memory: &impl GuestMemory) -> Result<bool, Error> {
     let taken = Wrapping(queue.next_avail());
     if !queue.event_idx_enabled() {

@@ -43,8 +43,8 @@ pub(super) struct Thread {
 /// Function that creates the task of a thread from the thread's first queue and the queue's doorbell.
 type Make<T> = dyn Fn(Driver, u16, Queue, &EventFd) -> io::Result<(Thread, T)> + Send + Sync;
 
-/// Function that returns true if a queue of this driver has its own thread. The queue still uses the doorbell that it shares with other
-/// queues.
+/// Function that returns true if a queue has its own thread while this driver uses the device. The queue still shares its doorbell with
+/// other queues.
 type IsApart = dyn Fn(u16, &Driver) -> bool + Send + Sync;
 
 /// State that changes with the driver.

@@ -132,7 +132,7 @@ impl FakeSlots {
         self.removed.load(Ordering::SeqCst)
     }
 
-    /// Returns the host memory from `gpa` to the end of its slot.
+    /// Returns the part of a slot's host memory that begins at `gpa`, or `None` if no slot contains `gpa`.
     pub(crate) fn at(&self, gpa: u64) -> Option<HostRange> {
         lock(&self.slots).values().find(|(base, host)| (*base..base + host.len as u64).contains(&gpa)).map(
             |(base, host)| {

@@ -15,7 +15,7 @@ use tree_sitter::{Node, Parser};
 
 use crate::imports::Ties;
 
-/// C file with its names.
+/// Includes and definitions of a C file.
 #[derive(Default)]
 struct Source {
     /// Headers that the file includes with `#include "…"`. The paths are relative to the file's folder.

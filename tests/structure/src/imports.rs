@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Imports between the files of a crate, and circles among them.
+//! Imports between the files of a crate, and circles of such imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,8 @@ pub(crate) fn imports(krate: &Crate) -> Ties {
     ties
 }
 
-/// Returns the references of modules to items in other files of `krate`: the referring module, the item's module, and the item's name.
+/// Returns all references from modules of `krate` to items in other files. A reference consists of the referring module, the item's module,
+/// and the item's name.
 pub(crate) fn references(krate: &Crate) -> Vec<(ModuleId, ModuleId, String)> {
     let mut found = Vec::new();
     for (id, module) in krate.modules.iter().enumerate() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Resolution of paths to the modules that define their names. The resolution follows the Rust reference ("Paths", "Use declarations") as
-//! far as needed to find modules.
+//! Resolution of a path to the module that defines the last name of the path. The resolution follows the Rust reference ("Paths", "Use
+//! declarations") as far as needed to find modules.
 
 use std::collections::HashSet;
 

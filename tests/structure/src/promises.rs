@@ -48,7 +48,7 @@ fn wrong(tests: &str, sources: &Sources) -> Vec<String> {
         }
     }
     for name in names {
-        // If the row names files, the test must be in one of them.
+        // If the row names files, the test must be in one of these files.
         let has_it = |(file, text): (&String, &String)| {
             (paths.is_empty() || paths.iter().any(|path| is_below(file, path))) && text.contains(&format!("fn {name}("))
         };

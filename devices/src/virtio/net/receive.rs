@@ -170,7 +170,7 @@ impl Receive {
         Ok(given)
     }
 
-    /// Writes the current packet to the driver's buffers. Drops the packet if it can never fit.
+    /// Writes the current packet to the driver's buffers. Drops the packet if the driver's buffers can never hold the packet.
     fn give(&mut self) -> Result<Step, DeviceError> {
         let (ring, rule) = (ring_error(self.index), broken(self.index));
         let memory = &self.driver.memory.view();

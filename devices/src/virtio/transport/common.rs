@@ -364,8 +364,8 @@ fn at(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-/// Returns the half of `value` that the value `select` of a feature select register selects: 0 selects the low half, and 1 the high half.
-/// Returns 0 for any other `select`.
+/// Returns the half of `value` that a feature select register with the value `select` selects. The value 0 selects the low half, and 1
+/// selects the high half. Returns 0 for any other value of `select`.
 fn half(value: u64, select: u32) -> u32 {
     let bytes = value.to_le_bytes();
     match select {

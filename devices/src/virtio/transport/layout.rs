@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Layout of the transport's structures in the BARs, and the capabilities that describe it (virtio 1.3, section 4.1.4).
+//! Layout of the transport's structures in the BARs, and the capabilities that describe this layout (virtio 1.3, section 4.1.4).
 
 use crate::pci::regs::{CAP_MSIX, CAP_PM, CAP_VENDOR, PM_CONTROL_STATE};
 use crate::pci::{Bar, BarKind, Capability, ConfigSpace, Identity};
@@ -11,7 +11,7 @@ pub(super) const STRUCTURES_BAR: u8 = 0;
 /// I/O port BAR for notifications. The VM exit of a port write gives the hypervisor the address and the value. After a write to memory, the
 /// hypervisor must first walk page tables and decode the instruction.
 pub(super) const NOTIFY_BAR: u8 = 1;
-/// BAR with only the shared memory region. It is a 64-bit BAR, so it uses BAR register 3 too.
+/// 64-bit BAR with only the shared memory region. A 64-bit BAR also uses the next BAR register (3).
 pub(super) const SHARED_BAR: u8 = 2;
 /// Size of [`STRUCTURES_BAR`]: eight pages. Each structure has its own page, so that a hypervisor can trap the structures separately.
 pub(super) const STRUCTURES_SIZE: u64 = 0x8000;
@@ -144,7 +144,8 @@ fn structure(kind: u8, bar: u8, offset: u64, len: u32) -> Vec<u8> {
     body
 }
 
-/// Returns the body of a shared memory capability. The capability also contains the high halves of the offset and the length.
+/// Returns the body of a shared memory capability. Unlike other virtio capabilities, this capability also contains the high halves of the
+/// offset and the length.
 fn shared_memory(shared: SharedRegion) -> Vec<u8> {
     let mut body = vec![0, CFG_SHARED_MEMORY, SHARED_BAR, shared.id, 0, 0];
     let len = shared.size.to_le_bytes();

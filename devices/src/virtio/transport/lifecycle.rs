@@ -20,7 +20,7 @@ const NUMBER_SHIFT: u32 = 2;
 pub(super) trait Word {
     /// Reads the number.
     fn load(&self) -> u64;
-    /// Writes `new` if the number is `current`. Otherwise returns the number as the error.
+    /// Writes `new` if the number is `current`. Otherwise returns the current number as the error.
     fn exchange(&self, current: u64, new: u64) -> Result<u64, u64>;
 }
 

@@ -36,7 +36,7 @@ pub enum TransportError {
     /// The device has more queues than the transport supports.
     #[error("the device has {0} queues, but the virtio PCI transport supports at most {MAX_QUEUES}")]
     Queues(usize),
-    /// The device configuration is larger than its page.
+    /// The device configuration is larger than the page for it.
     #[error("the device configuration has {0} bytes, but the virtio PCI transport supports at most {PAGE} bytes")]
     Config(usize),
     /// The process has no free file descriptor.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Connection to a server. The server may be broken or hostile. If a server does not answer a request in time, the server is *gone*: the
+//! Connection to a server. The server may be broken or hostile. If a server does not answer a request in time, the server is *gone*. The
 //! connection keeps the reason, and all later requests fail immediately.
 
 use std::fs::File;
@@ -187,7 +187,7 @@ impl Connection {
         self.gone.as_deref()
     }
 
-    /// True if the server is gone because it closed the connection.
+    /// True if the server is gone because the server closed the connection.
     pub(super) fn has_left(&self) -> bool {
         self.left
     }
@@ -242,7 +242,7 @@ impl Connection {
         self.short("SET_CONFIG", |server| server.set_config(offset, VhostUserConfigFlags::empty(), value))
     }
 
-    /// Sends the server its end of the channel on which the server sends requests.
+    /// Sends the server the other end of the back channel, on which the server sends requests.
     pub(super) fn set_back_channel(&mut self, end: &impl AsRawFd) -> Result<(), ServerError> {
         self.short("SET_BACKEND_REQ_FD", |server| server.set_backend_request_fd(end))
     }

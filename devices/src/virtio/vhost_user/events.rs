@@ -8,6 +8,6 @@ use vmm_sys_util::eventfd::EventFd;
 pub(super) struct QueueEvents {
     /// Eventfd that notifies the server of new buffers.
     pub(super) kick: EventFd,
-    /// Eventfd that the server writes for used buffers, if the queue's interrupt has no eventfd of its own.
+    /// Eventfd that the server writes for used buffers, if the queue's interrupt has no eventfd.
     pub(super) call: EventFd,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Connects to a server and negotiates with it.
+//! Connects to a server, and negotiates the capabilities that the front end uses.
 
 use std::io;
 use std::os::unix::net::UnixStream;

@@ -3,8 +3,9 @@
 //! I/O address space of a vhost-user device behind the virtio-iommu.
 //!
 //! The server has the file descriptors of all guest RAM. The server asks for a translation before it accesses memory. The server drops the
-//! translation before an UNMAP of the memory completes. These rules protect the guest from mistakes of its drivers and of the device, but
-//! not from a malicious server. With a vfio-user device, the guest is protected from a malicious server too.
+//! translation before an UNMAP of the memory completes. These rules protect the guest from mistakes of the guest's drivers and of the
+//! device. The rules do not protect the guest from a malicious server, because the server can ignore the rules. With a vfio-user device,
+//! the guest is also protected from a malicious server.
 //!
 //! For the server, each mapped window chunk is a separate memory region. A file that backs guest-visible device memory is also a separate
 //! region, as long as a part of the file is mapped.

@@ -20,11 +20,11 @@ pub struct ServedNet {
     pub pairs: u16,
     /// Size of each queue, a power of two.
     pub queue_size: u16,
-    /// True if checksum offload is allowed, in both directions, as far as the server supports it.
+    /// True if the card may offer checksum offload in both directions. The card offers only offloads that the server supports.
     pub csum: bool,
-    /// True if TCP segmentation offload is allowed, as far as the server supports it. Needs `csum`.
+    /// True if the card may offer TCP segmentation offload, if the server supports this offload. Requires `csum`.
     pub tso: bool,
-    /// True if UDP segmentation offload is allowed, as far as the server supports it. Needs `csum`.
+    /// True if the card may offer UDP segmentation offload, if the server supports this offload. Requires `csum`.
     pub uso: bool,
 }
 

@@ -344,8 +344,8 @@ impl Session {
             let used = self.used_index(index);
             if let Some(queue) = self.queues[index].as_mut().filter(|queue| queue.runs) {
                 queue.runs = false;
-                // The server has completed the requests before its used index. The next server must serve all later requests, even if the
-                // lost server had already taken these requests.
+                // The server has completed all requests that it has added to the used ring. The next server must serve all later requests,
+                // even if the lost server had already taken these requests.
                 let done = used.unwrap_or(queue.state.next_used);
                 queue.state = QueueState { next_avail: done, next_used: done };
             }

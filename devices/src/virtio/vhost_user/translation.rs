@@ -43,7 +43,7 @@ impl RegionName {
     }
 }
 
-/// File and an offset in it.
+/// Part of a file, from an offset on.
 pub(super) struct FilePart {
     pub(super) file: File,
     pub(super) offset: u64,

@@ -215,7 +215,7 @@ impl Watch {
 
     fn serve_back_channel(&mut self) {
         let Some(channel) = &mut self.back_channel else { return };
-        // Serve one request at a time. Between two requests, threads that wait for the session can lock it.
+        // Serve one request at a time. Between two requests, threads that wait for the session can lock the session.
         let done = match channel.take() {
             Request::None => return,
             Request::End => {
@@ -242,8 +242,8 @@ impl Watch {
     }
 }
 
-/// Clears an eventfd. Returns true if it was written. The server has a copy of the eventfd and could clear it first. So this function must
-/// not use a read that can block.
+/// Clears an eventfd. Returns true if the eventfd was written. The server has a copy of the eventfd and could clear it first. So this
+/// function must not use a read that can block.
 fn take(event: &EventFd) -> bool {
     let fired = event_fd::has_fired(event);
     if fired {

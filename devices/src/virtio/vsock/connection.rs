@@ -67,8 +67,7 @@ pub(super) struct Connection {
     sent_shut: u32,
     /// True if the guest has requested a credit update.
     update_due: bool,
-    /// True if the device has requested a credit update because the guest's buffer is full, and the guest has not reported free space
-    /// since.
+    /// True if the device has requested a credit update because the guest's buffer is full. False as soon as the guest reports free space.
     requested_room: bool,
     /// True if the connection is in the hub's list of connections that wait to send a packet to the guest.
     pub(super) queued: bool,

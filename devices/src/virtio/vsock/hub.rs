@@ -67,7 +67,7 @@ fn watched() -> epoll::EventFlags {
     epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET
 }
 
-/// State of a device that a change of its driver does not affect.
+/// State of a device that does not change when the driver resets the device.
 pub(super) struct Ends {
     /// CID of the guest.
     pub(super) cid: u64,

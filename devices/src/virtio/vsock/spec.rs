@@ -23,7 +23,7 @@ pub mod feature {
     pub const STREAM: u64 = 1 << 0;
 }
 
-/// Size of the device configuration in bytes. Its only field is the guest's CID (section 5.10.4).
+/// Size of the device configuration in bytes. The only field of the configuration is the guest's CID (section 5.10.4).
 pub const CONFIG_BYTES: usize = 8;
 /// Size of a packet's header in bytes (section 5.10.6).
 pub const HEADER: usize = 44;

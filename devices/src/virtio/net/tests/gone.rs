@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Test of a host interface that is deleted while the device is in use. A file of `/dev/net/tun` without an interface behaves like a file
-//! of a deleted interface: reads and writes fail with EBADFD, and a poll reports an error.
+//! of a deleted interface. Reads and writes of the file fail with EBADFD, and `poll` reports an error.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;

@@ -25,8 +25,8 @@ use crate::worker::{Orders, Task, Wait};
 const SIZE: u16 = 128;
 const DATA: u64 = 0x8000;
 
-/// Returns a pair in which only queue `queue_index` is started, the driver of this queue, and the host's end of the socket. At each
-/// interrupt, the driver adds a buffer for one packet, until it has added `most` buffers.
+/// Returns a pair, its driver, and the host's end of the socket. In the pair, only queue `queue_index` is started. At each interrupt, the
+/// driver adds a buffer for one packet, until it has added `most` buffers.
 fn pair(queue_index: u16, most: u16) -> (Pair, Arc<BusyDriver>, UnixDatagram) {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap());
     let queue = BusyDriver::queue(SIZE);

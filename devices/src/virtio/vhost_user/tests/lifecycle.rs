@@ -18,7 +18,7 @@ fn ring(event: &OwnedFd) {
     rustix::io::write(event, &1u64.to_ne_bytes()).unwrap();
 }
 
-/// Reads an eventfd that the server received. Returns true if it was written since the last read.
+/// Reads an eventfd that the server received. Returns true if the eventfd was written since the last read.
 fn was_rung(event: &OwnedFd) -> bool {
     rustix::io::read(event, &mut [0; 8]).is_ok()
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Server that a test controls. The server records requests. It can refuse a request, send a wrong answer, send no answer, or close the
-//! connection.
+//! Server that a test controls. The server records requests. The server can also refuse a request, send a wrong answer, send no answer, or
+//! close the connection.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSliceMut, Read, Write};
