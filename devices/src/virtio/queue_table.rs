@@ -76,7 +76,7 @@ impl QueueTable {
 pub(super) trait QueueService: Send + 'static {
     /// Queue that the error names if the thread panics.
     const PANIC_QUEUE: u16;
-    /// Serves all pending requests. Returns the event for which the thread waits next. After an error, the thread does not call this method
+    /// Serves all pending requests. Returns the event that the thread then waits for. After an error, the thread does not call this method
     /// again.
     ///
     /// # Errors

@@ -4,8 +4,8 @@
 //!
 //! `device` is the interface to the transport. Each `pair` of queues has a thread. The thread alternates (`turn`) between `receive` and
 //! `transmit`. `receive` passes packets from the host to the guest, and `transmit` passes packets from the guest to the host. `control`
-//! runs in a separate thread. It executes the commands by which the driver sets the number of pairs. The host interface is a [`Carrier`]
-//! with a file for each pair. A packet is copied only once, between the pair's file and the guest's `buffers`.
+//! runs in a separate thread. It executes the driver's commands, which set the number of pairs. The host interface is a [`Carrier`] with a
+//! file for each pair. A packet is copied only once, between the pair's file and the guest's `buffers`.
 
 mod buffers;
 mod carrier;

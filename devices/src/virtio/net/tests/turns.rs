@@ -69,7 +69,7 @@ fn busy_transmit_queue_needs_only_one_notification() {
     let (mut pair, driver, _host) = pair(TRANSMIT, SIZE + 2);
     (0..SIZE).for_each(|_| driver.add());
     // The driver is notified after each turn of 64 packets, and adds one packet after each of the first two turns. The host reads no
-    // packets. So the socket rejects the packets for which it has no room, and the device drops these packets.
+    // packets. So the socket becomes full, and the device drops the packets that the socket rejects.
     assert_eq!(pair.run(&Orders::none().unwrap()), Wait::Doorbell);
     assert_eq!((driver.used(), driver.counts()), (SIZE + 2, (3, 1)));
     driver.add();

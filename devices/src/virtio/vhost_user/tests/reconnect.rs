@@ -201,7 +201,8 @@ fn reconnect_is_postponed_once_the_time_budget_is_spent() {
     wait(|| server.ended() == 2);
     server.take();
     server.listen(Manner::default());
-    // Write an eventfd of the first server, for which the front end still waits. The wake-up must not cause an earlier attempt to connect.
+    // Write an eventfd of the first server. The eventfd still wakes the front end, but the wake-up must not cause an earlier attempt to
+    // connect.
     rustix::io::write(&of(&asked, SET_VRING_CALL).files[0], &1u64.to_ne_bytes()).unwrap();
     std::thread::sleep(Duration::from_millis(1500));
     let asked = server.requests();
