@@ -20,7 +20,7 @@ fn verbs() -> impl Iterator<Item = (&'static Kind, &'static Add)> {
     KINDS.iter().filter_map(|kind| Some((*kind, kind.add.as_ref()?)))
 }
 
-/// Parses a device. Rejects numbers of file descriptors. The VMM is another process, where these numbers have no meaning.
+/// Parses the configuration of a device. Rejects the numbers of file descriptors, because they have no meaning in the VMM's process.
 fn parse(kind: &'static Kind, text: &str) -> Result<PartConfig, ConfigError> {
     let part = kind.parse(text)?;
     if part.inherited().is_empty() {

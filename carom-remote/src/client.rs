@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls of the API.
+//! Client of the REST API.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-/// Maximum wait for an answer. The wait is long, because booting a VM may pin a lot of memory.
+/// Maximum wait for an answer. This limit is long, because the VMM may pin a lot of memory while it boots a VM.
 const ANSWER_TIME: Duration = Duration::from_secs(300);
 
-/// Error of a call, as one line for the user.
+/// Error of an API call. Its text is one line for the user.
 #[derive(Debug, Error)]
 pub(crate) enum CallError {
     /// The client cannot connect to the socket.
@@ -39,7 +39,7 @@ pub(crate) enum CallError {
         /// HTTP status.
         status: u16,
     },
-    /// The VMM did not answer, or its answer is not HTTP or not JSON.
+    /// The VMM did not answer, or the answer is not valid HTTP or JSON.
     #[error("{name}: {what}")]
     NoAnswer {
         /// Name of the operation.
@@ -127,14 +127,14 @@ async fn exchange(
     let response = sender.send_request(request).await?;
     let status = response.status().as_u16();
     let body = response.into_body().collect().await?.to_bytes();
-    // Close the connection before the output is written: the server limits the number of connections, and the reader of the output may be
-    // slow.
+    // Close the connection before the program writes the answer to its output. The server limits the number of connections, and the reader
+    // of the output may be slow.
     drop(sender);
     let _ = connection.await;
     Ok((status, body))
 }
 
-/// Joins a refusal's list of messages into one line.
+/// Joins the messages in the body of an error response into one line.
 fn message(body: &[u8]) -> String {
     let messages: Vec<String> =
         serde_json::from_slice(body).unwrap_or_else(|_| vec![String::from_utf8_lossy(body).trim().into()]);

@@ -51,7 +51,8 @@ const NAME: &str = "carom-remote";
 const MISTAKE: u8 = 2;
 
 fn main() -> ExitCode {
-    // With a handler, a write beyond RLIMIT_FSIZE fails with EFBIG. If the handler cannot be set, such a write ends the program by SIGXFSZ.
+    // With a handler for SIGXFSZ, a write beyond RLIMIT_FSIZE fails with EFBIG. Without the handler, SIGXFSZ ends the program at such a
+    // write.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -148,7 +149,7 @@ fn show(text: &[u8]) -> Result<(), RemoteError> {
     streams::print(text).map_err(RemoteError::io("cannot write to standard output"))
 }
 
-/// Prints an answer as indented JSON. Prints nothing if the answer is empty, and the unchanged answer if it is not JSON.
+/// Prints an answer as indented JSON. If the answer is not JSON, prints it unchanged. If the answer is empty, prints nothing.
 fn show_json(answer: &[u8]) -> Result<(), RemoteError> {
     if answer.is_empty() {
         return Ok(());

@@ -25,7 +25,7 @@ pub(crate) fn completions(shell: Shell) -> Result<Vec<u8>, RemoteError> {
     Ok(text)
 }
 
-/// Writes a page for each program, and for each verb of carom-remote, to `directory`.
+/// Writes man pages to `directory`: one for each program, and one for each verb of carom-remote.
 pub(crate) fn man_pages(directory: &Path) -> Result<(), RemoteError> {
     let write = |program: Command| -> io::Result<()> { clap_mangen::generate_to(program, directory) };
     std::fs::create_dir_all(directory)
@@ -57,7 +57,7 @@ mod tests {
         }
     }
 
-    /// man breaks lines only at spaces. On a terminal of 80 columns, a description has 66.
+    /// `man` breaks lines only at spaces. On a terminal of 80 columns, a line of a description has 66 columns.
     #[test]
     fn words_of_man_pages_fit_into_a_line() {
         let dir = tempfile::tempdir().unwrap();

@@ -63,7 +63,7 @@ fn help_names_every_verb_of_the_documentation() {
     }
 }
 
-/// Runs the program with these streams. Returns its exit status.
+/// Runs the program with these output streams. Returns its exit status.
 fn status(arguments: &[&str], stdout: impl Into<Stdio>, stderr: impl Into<Stdio>) -> Option<i32> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_carom-remote"));
     command.args(arguments).env_remove("CAROM_API_SOCKET").stdout(stdout).stderr(stderr).status().unwrap().code()
@@ -109,7 +109,7 @@ fn stopped_reader_blocks_neither_connection_nor_signal() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_carom-remote"));
     let mut client = command.arg("--api-socket").arg(&socket).arg("openapi").stdout(Stdio::piped()).spawn().unwrap();
     let (mut stream, _) = server.accept().unwrap();
-    // With this time limit, the test fails instead of hanging.
+    // With a time limit on reads, the test fails instead of hanging.
     stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let mut request = Vec::new();
     while !request.ends_with(b"\r\n\r\n") {
@@ -121,7 +121,7 @@ fn stopped_reader_blocks_neither_connection_nor_signal() {
     let body = "x".repeat(1 << 20);
     write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
     assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the connection stays open");
-    // The client is now writing its output, and waits until the test reads more.
+    // The client's output exceeds the pipe, so the client now waits until the test reads more.
     client.stdout.as_mut().unwrap().read_exact(&mut [0; 100]).unwrap();
     assert!(client.try_wait().unwrap().is_none());
     let killed = Command::new("sh").args(["-c", &format!("kill -TERM {}", client.id())]).status().unwrap();

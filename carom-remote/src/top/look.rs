@@ -8,10 +8,10 @@ use std::time::Instant;
 use carom_api::IommuBounceConfig;
 use carom_api::types::{VmCounters, VmInfo};
 
-/// Number of samples that are kept, for the curve.
+/// Maximum number of samples to keep for the view's curve.
 const KEPT: usize = 120;
 
-/// Requests whose rates are displayed: counter and heading.
+/// Requests whose rates are displayed. Each entry has the name of a counter, and the heading of its rate.
 pub(crate) const RATES: [(&str, &str); 4] = [
     ("requests_map", "map/s"),
     ("requests_unmap", "unmap/s"),
@@ -25,7 +25,7 @@ const IOMMU: &str = IommuBounceConfig::ID;
 /// Sample of the VM's state.
 pub(crate) struct Look {
     at: Instant,
-    /// The VM, if one is created.
+    /// Answer of `vm.info`, if a VM exists.
     pub(crate) info: Option<VmInfo>,
     counters: VmCounters,
 }
@@ -46,7 +46,7 @@ impl Look {
     }
 }
 
-/// Samples so far, the newest last.
+/// Latest samples, the newest last.
 #[derive(Default)]
 pub(crate) struct History(VecDeque<Look>);
 
@@ -62,23 +62,23 @@ impl History {
         self.0.back()
     }
 
-    /// Returns the growth per second of a counter of the virtio-iommu, between the last two samples.
+    /// Returns the increase per second of a virtio-iommu counter between the last two samples.
     pub(crate) fn rate(&self, name: &str) -> u64 {
         self.rates(name).last().unwrap_or(0)
     }
 
-    /// Returns the growth per second of a counter of the virtio-iommu, between each two successive samples. The newest value is last.
+    /// Returns the increase per second of a virtio-iommu counter, for each pair of successive samples. The newest value is last.
     pub(crate) fn rates(&self, name: &str) -> impl DoubleEndedIterator<Item = u64> {
         self.rates_of(IOMMU, name).map(|rate| rate.unwrap_or(0))
     }
 
-    /// Returns the growth per second of a device's counter between the last two samples, if the device has the counter.
+    /// Returns the increase per second of a device's counter between the last two samples, if the device has the counter.
     pub(crate) fn rate_of(&self, device: &str, name: &str) -> Option<u64> {
         self.rates_of(device, name).last().flatten()
     }
 
-    /// Returns the rates of a counter. If a counter fell between two samples, the newer sample is from another VM or another domain. The
-    /// rate is then 0.
+    /// Returns the rates of a counter. If the counter decreased between two samples, the newer sample is from another VM or another domain.
+    /// In this case, the rate is 0.
     fn rates_of(&self, device: &str, name: &str) -> impl DoubleEndedIterator<Item = Option<u64>> {
         self.0.iter().zip(self.0.iter().skip(1)).map(move |(before, after)| {
             let seconds = after.at.saturating_duration_since(before.at).as_secs_f64();
@@ -106,7 +106,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Returns the sample of a running VM with windows and with a drive behind the virtio-iommu.
+    /// Returns a sample of a running VM that has bounce windows, and a drive behind the virtio-iommu.
     pub(crate) fn running(at: Instant, maps: u64) -> Look {
         let info = json!({
             "config": {"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}},

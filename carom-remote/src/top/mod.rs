@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Live view: rates of requests, mapped memory, and windows of each device.
+//! Live view of a VM: rates of requests to the virtio-iommu, mapped memory, and bounce windows of each device.
 
 mod look;
 mod view;
@@ -18,7 +18,7 @@ use look::{History, Look};
 /// Maximum time between the two samples of `--once`. The rates are computed from these samples.
 const FIRST: Duration = Duration::from_millis(500);
 
-/// Shows the view until the user presses `q`, Escape or Ctrl-C. With `once`, prints the view once as text.
+/// Shows the view until the user presses `q`, Escape or Ctrl-C. If `once` is set, prints the view once as text instead.
 pub(crate) fn run(client: &Client, interval: Duration, once: bool) -> Result<(), RemoteError> {
     let mut history = History::default();
     history.add(look(client)?);
@@ -27,7 +27,7 @@ pub(crate) fn run(client: &Client, interval: Duration, once: bool) -> Result<(),
         history.add(look(client)?);
         return crate::show(view::text(&history).as_bytes());
     }
-    // Try raw mode first: if the terminal cannot be set up, the program must report an error and must not panic.
+    // Try raw mode first, so that the program reports an error and does not panic if the terminal cannot be set up.
     enable_raw_mode()
         .and_then(|()| disable_raw_mode())
         .map_err(RemoteError::io("top needs a terminal (use --once without one)"))?;
@@ -65,14 +65,14 @@ fn is_end(event: &Event) -> bool {
             || (key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL)))
 }
 
-/// Takes a sample. The VM need not exist.
+/// Takes a sample, even if no VM exists.
 fn look(client: &Client) -> Result<Look, CallError> {
     let found = info(client)?;
     if !is_booted(found.as_ref()) {
         return Ok(Look::new(Instant::now(), found, VmCounters::default()));
     }
     match unless_refused(client.get_as("vm.counters"), 404) {
-        // The guest may have ended since the first request. If the VM is still booted, the VMM has failed.
+        // The guest may have ended since the first request. If the VM is still booted, the VMM could not read the counters.
         Err(error @ CallError::Refused { status: 500, .. }) => {
             let found = info(client)?;
             if is_booted(found.as_ref()) {
@@ -135,7 +135,7 @@ mod tests {
     const FAILED: (u16, &str) = (500, "[\"failed\"]");
     const COUNTERS: (u16, &str) = (200, r#"{"_iommu": {"requests_map": 7}}"#);
 
-    /// Returns the answer of `vm.info` for this state.
+    /// Returns the answer of `vm.info` for a VM in this state.
     fn answer(state: VmState) -> String {
         let config = VmConfig::default();
         let device_tree = BTreeMap::new();
@@ -143,7 +143,7 @@ mod tests {
         serde_json::to_string(&info).unwrap()
     }
 
-    /// Takes a sample from a server that gives these answers, one to each request. The sample must make as many requests.
+    /// Takes a sample from a server that sends one of `answers` for each request. The number of requests must be the number of answers.
     fn look_at(answers: &[(u16, &str)]) -> Result<Look, CallError> {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
@@ -159,7 +159,8 @@ mod tests {
                 }
             });
             let look = look(&Client::new(&socket).unwrap());
-            // If the sample sent too few requests, the server still waits. This connection without a request makes the server fail.
+            // If there were too few requests, the server still waits for the next client. A connection without a request makes the server
+            // panic.
             drop(UnixStream::connect(&socket));
             server.join().unwrap();
             look

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The view, as text and on a terminal.
+//! Output of the view as text and on a terminal.
 
 use carom_api::kinds::KindConfig;
 use ratatui::Frame;
@@ -25,7 +25,7 @@ fn bytes(bytes: u64) -> String {
     })
 }
 
-/// Returns the lines with the VM's state and its mapped memory.
+/// Returns lines with the VM's state, its mapped memory and its bounce windows.
 fn summary(history: &History) -> Vec<String> {
     let Some(look) = history.newest() else { return Vec::new() };
     let Some(info) = &look.info else { return vec!["no VM is created".into()] };
@@ -64,8 +64,8 @@ fn devices(history: &History) -> Vec<[String; DEVICES.len()]> {
     let Some(info) = &look.info else { return Vec::new() };
     let dash = || "–".to_string();
     let row = |device: &dyn KindConfig| {
-        // If a VM can have only one device of a kind, the configuration may have no ID for the device. The ID of the kind is then the
-        // device's ID.
+        // If a VM can have only one device of a kind, the configuration of the device may contain no ID. Then the device's ID is the ID of
+        // its kind.
         let id = device.id().unwrap_or(device.kind().id).to_string();
         let address = info.device_tree.get(&id).map_or_else(dash, |node| node.pci_bdf.clone());
         let windows = info.iommu_bounce.iter().flat_map(|bounce| &bounce.windows);

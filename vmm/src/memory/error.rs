@@ -25,7 +25,7 @@ pub enum MemoryError {
         /// Error from the kernel.
         source: io::Error,
     },
-    /// The host could not provide all pages in advance.
+    /// The host could not allocate all pages in advance (`prefault`).
     #[error(
         "cannot prefault {size} bytes of guest RAM: {source}; prefault=on needs Linux 5.14 or later and this much free host memory"
     )]
@@ -43,7 +43,7 @@ pub enum MemoryError {
         /// Error from vm-memory.
         message: String,
     },
-    /// The host could not reserve memory for the RAM.
+    /// The host could not reserve memory for the RAM (`reserve`).
     #[error(
         "cannot reserve {size} bytes of guest RAM: {source}; reserve=on needs this much free memory, or space in the file system of the zone's file"
     )]
@@ -64,13 +64,13 @@ pub enum MemoryError {
     /// The file of a zone cannot be used.
     #[error(transparent)]
     File(Box<FileError>),
-    /// This host does not support the user's request.
+    /// The configuration does not fit this host.
     #[error(transparent)]
     Config(Box<ConfigError>),
     /// KVM rejected the memory slot.
     #[error("cannot register RAM at {gpa:#x} with KVM: {source}")]
     Slot {
-        /// Guest-physical address.
+        /// Guest-physical address of the RAM.
         gpa: u64,
         /// Error from KVM.
         source: io::Error,

@@ -10,7 +10,8 @@ use devices::platform::HostRange;
 use devices::ram::{Ram, RamRegion};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-/// Names a region of `ram` by its zone. If `path` is set, also names the file that the region maps from `offset` on.
+/// Registers a name for a region of `ram`. The name contains the ID of the region's zone. If `path` is set, the name also contains this
+/// file, which the region maps from `offset` on.
 fn keep_name(ram: &Ram, region: &RamRegion, zone: &MemoryZoneConfig, path: Option<&Path>, offset: u64) {
     let (memory, supply) = match path {
         Some(path) => (format!("file {}", path.display()), Supply::File),
@@ -28,7 +29,7 @@ fn keep_name(ram: &Ram, region: &RamRegion, zone: &MemoryZoneConfig, path: Optio
     ram.keep_name(register(range, origin));
 }
 
-/// Names the `count` regions of a new zone. The first of these regions has the number `first` in `ram`.
+/// Names the `count` regions of a new zone. The first of these regions has the index `first` in `ram`.
 pub(super) fn keep_of_zone(ram: &Ram, first: usize, count: usize, zone: &MemoryZoneConfig) {
     let mut offset = 0;
     for region in ram.iter().skip(first).take(count) {
@@ -37,7 +38,7 @@ pub(super) fn keep_of_zone(ram: &Ram, first: usize, count: usize, zone: &MemoryZ
     }
 }
 
-/// Names a region whose pages are read from a snapshot's file on first touch. `offset` is the region's place in the file.
+/// Names a region that maps the file of a snapshot. `offset` is the position of the region's first byte in the file.
 pub fn keep_of_restored(ram: &Ram, region: &RamRegion, zone: &MemoryZoneConfig, file: &Path, offset: u64) {
     keep_name(ram, region, zone, Some(file), offset);
 }

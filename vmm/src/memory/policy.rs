@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Binding of memory to a NUMA node of the host (`mbind`). No crate in use here wraps this call.
+//! Binding of memory to a NUMA node of the host (`mbind`). No crate that Carom uses has a wrapper for this call.
 
 use std::io;
 
@@ -31,10 +31,10 @@ pub fn hold_to_node(mapping: &MmapRegion, node: u32) -> Result<(), MemoryError> 
     let mut nodes = [0u64; WORDS];
     let word = usize::try_from(node / BITS).ok().and_then(|word| nodes.get_mut(word)).ok_or_else(no_node)?;
     *word = 1 << (node % BITS);
-    // The kernel uses one bit fewer than the passed number.
+    // The kernel reads one bit fewer than the number that it receives.
     let bits = WORDS * BITS as usize + 1;
-    // SAFETY: The range is the mapping's own, and its NUMA policy does not change its bytes. The kernel reads the words of `nodes`,
-    // which live until the call returns.
+    // SAFETY: The range is the memory of `mapping`, and a NUMA policy does not change the bytes in it. The kernel reads the words of
+    // `nodes`, which live until the call returns.
     let result =
         unsafe { libc::syscall(libc::SYS_mbind, mapping.as_ptr(), mapping.size(), BIND, nodes.as_ptr(), bits, 0) };
     if result == 0 {

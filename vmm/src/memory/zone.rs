@@ -25,7 +25,7 @@ use super::MemoryError;
 use super::policy::hold_to_node;
 use crate::arch::layout::{GIB, MIB};
 
-/// Size of huge pages, which shorten the page tables of the host, of KVM and of the IOMMU.
+/// Size of a huge page. With huge pages, the host, KVM and the IOMMU need fewer page tables.
 const HUGE_PAGE: u64 = 2 * MIB;
 /// Magic number of the hugetlbfs file system in `statfs` (`HUGETLBFS_MAGIC`).
 const HUGETLBFS: u64 = 0x9584_58f6;
@@ -34,7 +34,7 @@ const HUGETLBFS: u64 = 0x9584_58f6;
 enum Backing {
     /// Private memory of this process.
     Private,
-    /// A file whose pages other processes may share: writes to RAM go to the file.
+    /// A file that is mapped as shared memory. Writes to RAM change the file, and other processes may map the file too.
     Shared(Arc<File>),
     /// A file that is mapped privately. RAM starts with the file's contents, and writes to RAM do not reach the file.
     Copied(File),
@@ -59,7 +59,7 @@ impl Backing {
     }
 }
 
-/// Opens the file of a zone. If the path is a directory, creates an unnamed file there.
+/// Opens the file of a zone. If the path is a directory, creates an unnamed file in this directory.
 fn open_file(path: &Path, shared: bool, size: u64) -> Result<File, FileError> {
     let fail = |source| FileError { field: MemoryZoneConfig::FILE, path: path.display().to_string(), source };
     let access = if shared { OFlags::RDWR } else { OFlags::RDONLY };
@@ -90,7 +90,7 @@ fn open_file(path: &Path, shared: bool, size: u64) -> Result<File, FileError> {
     Ok(file)
 }
 
-/// Creates the regions of a zone at these guest-physical addresses.
+/// Creates the regions of a zone. `ranges` has the guest-physical address and the length of each region.
 pub(super) fn regions(
     zone: &MemoryZoneConfig,
     thp: bool,
@@ -107,11 +107,11 @@ pub(super) fn regions(
         if let Backing::Copied(file) = &backing {
             map_privately(&mapping, file, offset, zone.reserve).map_err(|error| map_error(error.to_string()))?;
         }
-        // The policy must be set before the first page is allocated.
+        // The NUMA policy must be set before the first page is allocated.
         if let Some(node) = zone.host_numa_node {
             hold_to_node(&mapping, node)?;
         }
-        // Core dumps do not contain guest RAM, because RAM is the guest's data and far larger than everything else.
+        // Exclude RAM from core dumps, because RAM contains the guest's data and is far larger than the rest of the process.
         advise(&mapping, Advice::LinuxDontDump, "core dumps without guest RAM");
         if thp && !zone.hugepages {
             advise(&mapping, Advice::LinuxHugepage, "transparent huge pages");
@@ -136,14 +136,14 @@ pub(super) fn regions(
     Ok(regions)
 }
 
-/// Allocates all pages of a shared zone now, if the zone has reserved huge pages or `reserve`.
+/// Allocates all pages of a shared zone now, if the zone has `hugepages` or `reserve` on.
 fn take(zone: &MemoryZoneConfig, file: &File, size: u64) -> Result<(), MemoryError> {
     let take = || {
         let taken = retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, size));
         taken.map_err(|error| file_size::explain(error.into()))
     };
     if zone.hugepages {
-        // Allocate huge pages now. If the host had no huge page left later, the guest's first access to a page would kill this process
+        // Allocate the huge pages now. If they were allocated later and the host had none left, the guest's access would kill this process
         // (SIGBUS).
         return take().map_err(|source| MemoryError::Create {
             size,
@@ -194,8 +194,8 @@ fn map_aligned(zone: &MemoryZoneConfig, file: Option<&FileOffset>, len: u64) -> 
         return Ok(first);
     }
     // The kernel usually places a new mapping right below the previous mapping. So replace the first mapping by a filler of `too_high`
-    // bytes, which ends at the same address. The second mapping then starts `too_high` bytes below the start of the first mapping. If the
-    // kernel places the second mapping elsewhere, RAM is only slower.
+    // bytes, which ends where the first mapping ended. The second mapping then starts `too_high` bytes below the start of the first
+    // mapping. If the kernel places the second mapping elsewhere, RAM is slower, but works.
     drop(first);
     let filler = MmapRegion::<()>::new(usize::try_from(too_high).map_err(|error| error.to_string())?);
     let second = map(len)?;
@@ -209,30 +209,31 @@ fn map_aligned(zone: &MemoryZoneConfig, file: Option<&FileOffset>, len: u64) -> 
 /// Replaces the unused `mapping` with a private mapping of `file` from `offset` on. Writes to the mapping do not reach the file.
 ///
 /// # Errors
-/// The kernel rejects the call. A file that is too short is no error here, so callers check its length.
+/// The kernel rejects the call. A file that is too short is not an error here, so callers must check the file's length.
 pub fn map_privately(mapping: &MmapRegion, file: &impl AsFd, offset: u64, reserve: bool) -> io::Result<()> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let how = if reserve { MapFlags::empty() } else { MapFlags::NORESERVE };
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | how;
-    // SAFETY: The range is the new mapping's own, so there is no reference to its bytes. The range stays mapped until `mapping` is dropped.
+    // SAFETY: The range is the memory of `mapping`, which is unused, so no reference to its bytes exists. The range stays mapped until
+    // `mapping` is dropped.
     unsafe { mmap(mapping.as_ptr().cast(), mapping.size(), access, flags, file, offset) }?;
     advise(mapping, Advice::LinuxDontDump, "core dumps without guest RAM");
     Ok(())
 }
 
-/// Releases all host memory of a region. The region stays mapped, and gets new pages when it is touched again.
+/// Releases all host memory of a region. The region stays mapped, and the kernel allocates new pages at later accesses.
 ///
 /// # Errors
 /// The kernel rejects the call.
 pub(super) fn empty(region: &RamRegion) -> io::Result<()> {
-    // The pages of a shared file must be removed from the file. Otherwise the next access would map the old pages of the file again.
+    // If the region maps a shared file, its pages must be removed from the file. Otherwise the next access would map the old pages again.
     let advice = if region.file_offset().is_some() { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
-    // SAFETY: the range is the region's own, which stays mapped. Its contents change as if the guest had written them, and no Rust
+    // SAFETY: The range is the memory of `region`, and stays mapped. The contents change as if the guest had written them, and no Rust
     // reference to guest RAM exists.
     Ok(unsafe { madvise(region.as_ptr().cast(), region.size(), advice) }?)
 }
 
-/// Allocates pages again for a region that was emptied. Allocates the same pages as for a new region of `zone`.
+/// Allocates the pages of an emptied region again, if the settings of `zone` require pages to be allocated in advance.
 pub(super) fn refill(zone: &MemoryZoneConfig, region: &RamRegion) -> Result<(), MemoryError> {
     let size = region.len();
     if let Some(file) = region.file_offset() {
@@ -241,10 +242,10 @@ pub(super) fn refill(zone: &MemoryZoneConfig, region: &RamRegion) -> Result<(), 
     if zone.prefault { populate(region).map_err(|source| MemoryError::Prefault { size, source }) } else { Ok(()) }
 }
 
-/// Gives the kernel advice on a mapping (`madvise`). By default, some hosts give transparent huge pages only to mappings with
-/// [`Advice::LinuxHugepage`].
+/// Gives the kernel advice about a mapping (`madvise`). With their default settings, some hosts use transparent huge pages only for
+/// mappings with [`Advice::LinuxHugepage`].
 fn advise(mapping: &MmapRegion, advice: Advice, what: &str) {
-    // SAFETY: the range is the mapping's own, and this advice changes nothing of its contents.
+    // SAFETY: The range is the memory of `mapping`, and this advice does not change its contents.
     let result = unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), advice) };
     if let Err(error) = result {
         debug!("the host does not support an optional request for guest RAM ({what}): {error}");
@@ -256,6 +257,6 @@ fn advise(mapping: &MmapRegion, advice: Advice, what: &str) {
 /// # Errors
 /// The kernel rejects the call, for example because no pages are left.
 pub fn populate(mapping: &MmapRegion) -> io::Result<()> {
-    // SAFETY: the range is the mapping's own, and its contents do not change: missing pages are only allocated.
+    // SAFETY: The range is the memory of `mapping`. The call only allocates missing pages, and does not change the contents.
     Ok(unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), Advice::LinuxPopulateWrite) }?)
 }

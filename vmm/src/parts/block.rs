@@ -70,7 +70,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     })
 }
 
-/// Connects to the disk's server.
+/// Connects to the vhost-user server of the disk, and creates the device.
 fn served(config: &DiskConfig, socket: &Path, site: &mut Site<'_>) -> Result<Built, VmError> {
     let wanted = Wanted {
         config,

@@ -34,12 +34,12 @@ struct Placed {
     part: Box<dyn Part>,
 }
 
-/// Maximum time to wait for a vCPU's last access to a device that has left the bus.
+/// Maximum time to wait until a vCPU's last access to a device ends, after the device has left the bus.
 const LAST_ACCESS: Duration = Duration::from_secs(10);
 
-/// Drops a function that is no longer on a bus. If a vCPU is accessing the function, waits for the end of the access, so that the calling
-/// thread closes the function. A vCPU must not close it: a vCPU's system call filter forbids the necessary calls. If the access does not
-/// end in time, the function stays open.
+/// Drops a function that is no longer on a bus. If a vCPU is accessing the function, waits until the access ends, so that the calling
+/// thread closes the function. A vCPU's thread must not close the function, because the thread's system call filter forbids the necessary
+/// calls. If the access does not end within `timeout`, the function stays open.
 fn drop_last(function: Arc<dyn PciDevice>, timeout: Duration) {
     let start = Instant::now();
     while Arc::strong_count(&function) > 1 {
@@ -53,7 +53,7 @@ fn drop_last(function: Arc<dyn PciDevice>, timeout: Duration) {
 
 /// All parts of a VM.
 ///
-/// Fields are dropped in this order: parts before the objects that their DMA uses.
+/// The order of the fields is the order in which they are dropped: first the parts, then the objects that the DMA of the parts uses.
 pub struct PartBus {
     parts: Vec<Placed>,
     iommu: Option<Arc<IommuHandle>>,
@@ -89,7 +89,7 @@ impl PartBus {
         let slot = |part: &dyn KindConfig| Some(PciAddress::on_segment(part.pci_segment(), part.pci_device_id()?));
         let wanted: Vec<PciAddress> = config.parts().filter_map(slot).collect();
         for part in config.parts().filter(|part| part.kind().takes_slot) {
-            // The virtio-iommu is built later, but the slots for a device already depend on it.
+            // The virtio-iommu is built later, but the slots that a device may use already depend on it.
             let address = bus.place(part, config.has_iommu(), &wanted)?;
             let mut built = Site { address, shared: &mut bus.shared }.build(&part.to_part())?;
             endpoints.extend(built.mapper.take().map(|mapper| (address, mapper)));
@@ -112,14 +112,14 @@ impl PartBus {
         Ok(())
     }
 
-    /// Allows or forbids polling, for the new number of vCPUs.
+    /// Allows or forbids polling for requests to the virtio-iommu, depending on the new number of vCPUs.
     pub fn vcpus_changed(&self, count: u32) {
         if let Some(iommu) = &self.iommu {
             iommu.allow_polling(iommu::polls(self.poll, count));
         }
     }
 
-    /// Returns the ID and address of all parts, including parts that have left the bus and are not closed yet.
+    /// Returns the ID and address of each part, including parts that have left the bus and are not closed yet.
     pub fn places(&self) -> impl Iterator<Item = (&str, PciAddress)> {
         self.parts.iter().map(|placed| (placed.id.as_str(), placed.address))
     }
@@ -129,7 +129,7 @@ impl PartBus {
         self.iommu.as_ref()
     }
 
-    /// Returns the bytes of RAM that the guest has given to parts and does not use.
+    /// Returns the bytes of RAM that parts hold, such as the balloon. The guest does not use this RAM.
     pub fn held_ram(&self) -> u64 {
         self.parts.iter().map(|placed| placed.part.held_ram()).sum()
     }
@@ -177,16 +177,17 @@ impl PartBus {
     /// Gives new RAM to all parts that access RAM directly, and to endpoints in bypass mode.
     ///
     /// # Errors
-    /// The host does not map the RAM for a part. Other parts may already have access, until [`take_ram`](Self::take_ram).
+    /// The host cannot map the RAM for a part. Other parts may already have access to the RAM, until [`take_ram`](Self::take_ram) is
+    /// called.
     pub fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
         self.parts.iter().try_for_each(|placed| placed.part.add_ram(region))?;
         let Some(iommu) = &self.iommu else { return Ok(()) };
         iommu.add_ram(region).map_err(|error| VmError::Iommu(error.to_string()))
     }
 
-    /// Takes RAM away from all parts, after an attempt to add the RAM failed and the RAM was withdrawn. This includes parts that
-    /// [`add_ram`](Self::add_ram) did not reach, because a driver may already have started such a part with addresses in the RAM, or mapped
-    /// the RAM. Returns `false` if the host keeps a mapping of the RAM. Then the pages must stay allocated.
+    /// Takes RAM away from all parts, after [`add_ram`](Self::add_ram) failed and the RAM was withdrawn. Parts to which `add_ram` did not
+    /// give the RAM are included: a driver may already have started such a part with addresses in the RAM, or mapped the RAM. Returns
+    /// `false` if the host keeps a mapping of the RAM, so that the pages must stay allocated.
     #[must_use]
     pub fn take_ram(&self, region: &RamRegion) -> bool {
         self.parts.iter().for_each(|placed| placed.part.take_ram(region));
@@ -196,10 +197,10 @@ impl PartBus {
     /// Changes the size of the part with this ID.
     ///
     /// # Errors
-    /// The size cannot change.
+    /// The part cannot be resized to `bytes`.
     pub fn resize(&self, id: &str, bytes: u64) -> Result<(), VmError> {
         let resized = self.parts.iter().find(|placed| placed.id == id);
-        // A disk may have left the bus in the meantime. Other parts that can be resized cannot leave the bus.
+        // A disk may have been removed before this call. Other parts that can be resized cannot be removed.
         let gone = || VmError::Device { what: "resize a disk", source: std::io::ErrorKind::NotFound.into() };
         resized.ok_or_else(gone)?.part.resize(bytes)
     }
@@ -251,8 +252,8 @@ impl PartBus {
         }
     }
 
-    /// Returns the slot that the configuration assigns to a part, or otherwise a free slot that is not in `wanted`. The free slots depend
-    /// on whether the VM has a virtio-iommu.
+    /// Returns the slot that the configuration assigns to a part. If it assigns no slot, returns a free slot that is not in `wanted`. The
+    /// slots that the part may use depend on `has_iommu`.
     fn free_address(
         &self,
         part: &dyn KindConfig,
@@ -313,11 +314,11 @@ mod tests {
         let closed = Arc::downgrade(&function);
         let of_access = function.clone();
         let access = thread::spawn(move || drop(of_access));
-        // The timeout ends a test that hangs.
+        // The timeout is only reached if the test hangs.
         drop_last(function, Duration::from_secs(600));
         assert!(closed.upgrade().is_none());
         access.join().unwrap();
-        // The wait for an access that does not end is bounded.
+        // If an access does not end, `drop_last` waits only until its timeout.
         let function: Arc<dyn PciDevice> =
             Arc::new(PvPanic::new("device".into(), Arc::new(Observer(EventMonitor::none()))));
         let closed = Arc::downgrade(&function);

@@ -15,28 +15,28 @@ pub(super) fn page_size_mask(limits: &[MapperLimits]) -> u64 {
     limits.iter().fold(!(PAGE_SIZE - 1), |mask, limits| mask & limits.page_size_mask)
 }
 
-/// Last IOVA of the range if no endpoint exists yet. The smallest host IOMMUs translate up to this IOVA (39 bits, three levels of page
-/// tables).
+/// Last IOVA of the virtio-iommu's range if no endpoint exists yet. Even the smallest host IOMMUs translate this IOVA (39 bits, three
+/// levels of page tables).
 const LEAST_RANGE: u64 = (1 << 39) - 1;
 
-/// Returns the range of IOVAs that the virtio-iommu translates. The range starts at 0 and has at most `bits` bits. It ends at the highest
-/// IOVA that every endpoint's host IOMMU can translate. An endpoint that is added later may translate fewer IOVAs. The guest then sees
-/// the other IOVAs of the range as reserved for that endpoint.
+/// Returns the range of IOVAs that the virtio-iommu translates. The range starts at 0, and its IOVAs have at most `bits` bits. It ends at
+/// the highest IOVA that every endpoint's host IOMMU can translate. If an endpoint is added later, its host IOMMU may translate fewer
+/// IOVAs. The guest sees the other IOVAs of the range as reserved for this endpoint.
 pub(super) fn input_range(limits: &[MapperLimits], bits: u8) -> RangeInclusive<u64> {
     let highest = |limits: &MapperLimits| limits.iova_ranges.iter().map(|range| *range.end()).max();
     let most = u64::MAX.unbounded_shr(64u32.saturating_sub(bits.into()));
     0..=limits.iter().filter_map(highest).min().unwrap_or(LEAST_RANGE).min(most)
 }
 
-/// Returns the largest part of `whole` that every endpoint's host IOMMU can translate, in whole chunks. Returns `None` if the host
-/// reserves something in every chunk.
+/// Returns the largest range of whole chunks in `whole` that every endpoint's host IOMMU can translate. Returns `None` if the host reserves
+/// a part of every chunk.
 pub(super) fn window_aperture(whole: &RangeInclusive<u64>, limits: &[MapperLimits]) -> Option<RangeInclusive<u64>> {
-    // If several parts have the largest size, this returns the first of them.
+    // If several ranges are the largest, this returns the first of them.
     free_chunks(whole, limits).into_iter().rev().max_by_key(len)
 }
 
 /// Returns the first range of `bytes` bytes in `whole` that every endpoint's host IOMMU can translate. The range starts at a chunk
-/// boundary. If no part of `whole` is that large, returns the largest part.
+/// boundary. If no such range exists, returns the largest range of whole chunks instead.
 pub(super) fn first_aperture(
     whole: &RangeInclusive<u64>,
     bytes: u64,
@@ -54,7 +54,7 @@ fn len(range: &RangeInclusive<u64>) -> u64 {
     (range.end() - range.start()).saturating_add(1)
 }
 
-/// Returns the parts of `whole` that every endpoint's host IOMMU can translate, in whole chunks.
+/// Returns the ranges in `whole` that every endpoint's host IOMMU can translate. Each range consists of whole chunks.
 fn free_chunks(whole: &RangeInclusive<u64>, limits: &[MapperLimits]) -> Vec<RangeInclusive<u64>> {
     let mut free = RangeInclusiveSet::from_iter([whole.clone()]);
     for limits in limits {
@@ -64,7 +64,7 @@ fn free_chunks(whole: &RangeInclusive<u64>, limits: &[MapperLimits]) -> Vec<Rang
     }
     let in_chunks = |range: RangeInclusive<u64>| {
         let start = range.start().next_multiple_of(CHUNK_SIZE);
-        // The end of the 64-bit address space does not fit in a u64, so the last chunk of that space is left out.
+        // The end of the 64-bit address space (2^64) does not fit in a u64, so the last chunk of the address space is left out.
         let end = range.end().saturating_add(1) / CHUNK_SIZE * CHUNK_SIZE;
         (start < end).then(|| start..=end - 1)
     };

@@ -41,7 +41,7 @@ impl Part for Console {
 }
 
 impl Drop for Console {
-    /// Ends the device's thread, so that the thread prints nothing while the links wait for their readers.
+    /// Resets the device, which ends its thread. So the thread writes nothing more while `links` waits for the readers of the output.
     fn drop(&mut self) {
         reset(&*self.function);
     }

@@ -16,7 +16,7 @@ use super::mapper::EndpointMapper;
 use super::{Built, Part, Site, name};
 use crate::error::VmError;
 
-/// Part with counters. All its other methods are the defaults of [`Part`].
+/// Part that returns the counters of a function. Its other methods are the defaults of [`Part`].
 pub(super) struct Counting<F>(pub(super) F);
 
 impl<F: Fn() -> Vec<Counter> + Send> Part for Counting<F> {
@@ -36,8 +36,8 @@ pub(super) struct Wiring {
 }
 
 impl Site<'_> {
-    /// Builds the part of `config`. `create` makes the device from its connections to the VM. A device behind the virtio-iommu accesses
-    /// only memory that is mapped for the device, and its DMA faults are reported to the guest. Any other device accesses all RAM.
+    /// Builds the part of `config`. `create` makes the device from its connections to the VM. A device behind the virtio-iommu can access
+    /// only memory that is mapped for the device. Its DMA faults are reported to the guest. Any other device can access all RAM.
     pub(super) fn emulate<P: Part + 'static>(
         &mut self,
         config: &dyn KindConfig,
@@ -64,7 +64,7 @@ impl Site<'_> {
     }
 }
 
-/// Returns a function that turns a device's error into a [`VmError`]. `what` is the operation that failed, as a verb: "create a disk".
+/// Returns a function that turns a device's error into a [`VmError`]. `what` is the operation that failed, for example "create a disk".
 pub(super) fn failed<E: Into<Box<dyn Error + Send + Sync>>>(what: &'static str) -> impl FnOnce(E) -> VmError {
     move |error| VmError::Device { what, source: io::Error::other(error) }
 }

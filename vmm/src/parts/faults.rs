@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Delivery of DMA faults to the guest's driver. A DMA fault is an access that the virtio-iommu stopped. The faults come from devices whose
-//! DMA goes through this process.
+//! Delivery of DMA faults to the guest's virtio-iommu driver. A DMA fault is a device's memory access that the virtio-iommu rejected. Only
+//! devices whose DMA passes through this process report DMA faults.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use devices::virtio::iommu::IommuHandle;
 
 use crate::error::VmError;
 
-/// Path of fault reports, from devices to the virtio-iommu. It is set up once a device needs it.
+/// Path of fault reports from devices to the virtio-iommu. The thread that delivers the reports is started when the first device needs it.
 pub(super) struct FaultPath {
     sender: FaultSender,
     /// Relay that holds the faults until the virtio-iommu is connected.
@@ -26,7 +26,7 @@ impl FaultPath {
         Self { sender, relay: Some(relay), reports: None, needed: false }
     }
 
-    /// Returns the sender of a device's faults.
+    /// Returns a sender for the faults of a device.
     pub(super) fn sender(&mut self) -> FaultSender {
         self.needed = true;
         self.sender.clone()
@@ -41,7 +41,7 @@ impl FaultPath {
                 Ok(())
             }
             Err(source) => {
-                // Start over, because the start of the thread may succeed for the next device.
+                // Continue with a new relay, because the thread may start successfully for the next device.
                 *self = Self::new();
                 Err(VmError::Device { what: "start the thread for device faults", source })
             }

@@ -16,7 +16,7 @@ pub(super) const BUILDER: Builder = Builder {
     build,
 };
 
-/// Connects to the file system's server.
+/// Connects to the vhost-user server of the file system, and creates the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Fs(config) = config else { return Err(not_built_here(config)) };
     let wanted = Wanted {
@@ -24,7 +24,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         field: FsConfig::SOCKET,
         socket: &config.socket,
         model: Model::fs(&config.tag, config.num_queues, config.queue_size),
-        // The server copies data, and no host device does DMA to guest RAM.
+        // The server copies the data itself, so no host device does DMA to guest RAM.
         pins: false,
     };
     vhost_user::build(wanted, &mut site)

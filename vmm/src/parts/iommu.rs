@@ -31,13 +31,14 @@ pub(super) const ROLES: &[ThreadRole] = &[iommu::POLL_ROLE, windows::STASH_ROLE,
 /// Ring features of the virtio-iommu's queues.
 const RING_FEATURES: RingFeatures = RingFeatures { indirect_desc: true, event_idx: true };
 
-/// [`Part`] of the virtio-iommu, which uses only default methods. The counters come from [`IommuHandle`], because some values of the
-/// virtio-iommu are not plain numbers.
+/// [`Part`] of the virtio-iommu, with only the default methods. It has no counters, because some values of the virtio-iommu are not plain
+/// numbers. [`IommuHandle`] returns them instead.
 struct Iommu;
 
 impl Part for Iommu {}
 
-/// Creates the virtio-iommu for `endpoints`. The virtio-iommu offers the guest only what the mappers of all endpoints support.
+/// Creates the virtio-iommu for `endpoints`. The virtio-iommu offers the guest only page sizes and IOVAs that the mappers of all endpoints
+/// support.
 pub(super) fn build(
     config: &VmConfig,
     endpoints: Vec<(PciAddress, Box<dyn EndpointMapper>)>,
@@ -87,20 +88,20 @@ pub(super) fn build(
     Ok((Built { function, part: Box::new(Iommu), mapper: None }, handle))
 }
 
-/// Returns the maximum number of page-table pages for each address space of the host. The maximum is enough for:
+/// Returns the maximum number of page-table pages of each host IOMMU address space. The maximum is enough for:
 ///
 /// - IOVAs below 4 GiB, which drivers allocate first: 2048 pages of the lowest level, and some pages of higher levels
 /// - windows above 4 GiB: 256 pages
-/// - other IOVAs: a range of twice the size of RAM. Simultaneous mappings, with the gaps that IOVA allocators leave between mappings, cover
-///   less.
+/// - other IOVAs: a range of twice the size of RAM. The mappings that exist at one time cover a smaller range, even with the gaps that IOVA
+///   allocators leave between mappings.
 fn max_table_pages(config: &VmConfig) -> u64 {
     /// Bytes that one page of the lowest page-table level translates.
     const LARGE_PAGE: u64 = 2 << 20;
     2560 + config.memory.total().saturating_add(config.memory.hotplug_size) / LARGE_PAGE * 2
 }
 
-/// True if firmware, which has no virtio-iommu driver, must read a disk behind the virtio-iommu. Then unattached endpoints access all RAM
-/// until a driver attaches them, or writes 0 to `bypass`.
+/// True if firmware, which has no virtio-iommu driver, must read a disk behind the virtio-iommu. In this case, unattached endpoints can
+/// access all RAM until a driver attaches them, or writes 0 to `bypass`.
 fn firmware_reads_a_disk(config: &VmConfig) -> bool {
     config.payload.firmware.is_some() && config.disks.iter().any(KindConfig::is_behind_iommu)
 }
@@ -146,7 +147,7 @@ fn window(
         Aperture::Low => vec![hole.clone()],
         Aperture::High => vec![behind..=end],
     };
-    // If the saved aperture is not possible here, the windows get another aperture. Restoring the saved state then fails later.
+    // If this VM cannot have the saved aperture, choose another aperture. Restoring the saved state fails later in this case.
     if let Some(was) = was.filter(|was| can_be(was, &places, size, limits)) {
         return Ok(WindowConfig { aperture: was.clone(), budget: bounce.size, threshold });
     }
@@ -185,7 +186,7 @@ fn window(
 }
 
 /// True if a VM can have this aperture: it lies in one of `places`, has at most `most` bytes, and consists of whole chunks. Every
-/// endpoint's host IOMMU must translate all of it.
+/// endpoint's host IOMMU must translate the whole aperture.
 fn can_be(aperture: &RangeInclusive<u64>, places: &[RangeInclusive<u64>], most: u64, limits: &[MapperLimits]) -> bool {
     let (start, end) = (aperture.start(), aperture.end());
     let is_in = |place: &RangeInclusive<u64>| place.contains(start) && place.contains(end);
@@ -247,7 +248,7 @@ mod tests {
         };
         let (all, nothing_low, nothing_high) =
             ([0..=u64::MAX], [0..=0xbfff_ffff, 1 << 32..=1 << 40], [0..=0xfedf_ffff]);
-        // 5 GiB of RAM are above 4 GiB, and 1 GiB may be added.
+        // The guest has 8 GiB of RAM. 5 GiB of this RAM are at 4 GiB and above, and 1 GiB more may be added.
         let behind = 10 << 30;
         assert_eq!(start("", &all), Ok(0xc000_0000));
         assert_eq!(start("", &nothing_low), Ok(behind));
@@ -335,7 +336,7 @@ mod tests {
         hosts.iter().map(limits).collect()
     }
 
-    /// Returns the windows of a VM. Each entry of `hosts` has the IOVAs that the host IOMMU of one device translates.
+    /// Returns the window configuration of a VM. Each entry of `hosts` has the IOVAs that the host IOMMU of one device translates.
     fn windows(option: &str, was: Option<&RangeInclusive<u64>>, hosts: &[Ranges]) -> WindowConfig {
         let config: VmConfig = serde_json::from_str(r#"{"payload": {"kernel": "/k"}}"#).unwrap();
         let (bounce, limits) = (option.parse().unwrap(), limits(hosts));

@@ -15,7 +15,8 @@ use iommu_bounce::DmaMapper;
 
 /// Mapper that no virtio-iommu uses yet.
 pub(super) trait EndpointMapper: DmaMapper {
-    /// Makes the chunks of `windows`, and the guest-visible memory of `devices`, mappable. Called before the virtio-iommu gets the mapper.
+    /// Enables the mapper to map the chunks of `windows` and the guest-visible memory of `devices`. Called before the mapper is given to
+    /// the virtio-iommu.
     fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         let _ = (windows, devices);
     }

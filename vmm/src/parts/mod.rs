@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices of a VM. Each is a [`Part`].
+//! Devices of a VM. Each device is a [`Part`].
 //!
-//! Each file here builds the parts of one kind from their configuration, which `carom-api` defines. [`BUILDERS`] lists the builders.
-//! [`bus`] puts parts on the root bus and behind the virtio-iommu. All other access to a part goes through [`Part`].
+//! `carom-api` defines the configuration of each kind of part. A file in this directory builds the parts of one kind from their
+//! configuration. [`BUILDERS`] lists the builders. [`bus`] puts parts on the root bus and behind the virtio-iommu. Other code uses a part
+//! only through [`Part`].
 //!
-//! Pause and resume, reset, and saved state belong to the function on the bus ([`PciDevice`]). The host bridge, pvpanic and the watchdog
-//! are functions on the bus too, but they are not parts.
+//! The function on the bus ([`PciDevice`]) has the operations for pause, resume, reset, save and restore. The host bridge, pvpanic and the
+//! watchdog are functions on the bus too, but they are not parts.
 
 mod balloon;
 mod block;
@@ -57,12 +58,12 @@ pub trait Part: Send {
     fn pty(&self) -> Option<&Path> {
         None
     }
-    /// Changes the device's size, if it has one. On error, the size does not change.
+    /// Changes the device's size, if the device can be resized. On error, the size does not change.
     fn resize(&self, bytes: u64) -> Result<(), VmError> {
         let _ = bytes;
         Err(VmError::Guest("this device cannot be resized".into()))
     }
-    /// Returns the bytes of RAM that the guest has given to the device and does not use.
+    /// Returns the bytes of RAM that the device holds, as a balloon does. The guest does not use this RAM.
     fn held_ram(&self) -> u64 {
         0
     }
@@ -71,12 +72,13 @@ pub trait Part: Send {
         let _ = region;
         Ok(())
     }
-    /// Takes a region of RAM away again, because adding it to the VM failed. The device may or may not have access to the region.
+    /// Takes a region of RAM away from the device, because adding the region to the VM failed. `add_ram` may not have been called for this
+    /// device.
     fn take_ram(&self, region: &RamRegion) {
         let _ = region;
     }
-    /// Called when the function has left the bus. When this method returns, the device does no more DMA, and its threads have ended. After
-    /// that, the part is disconnected and dropped.
+    /// Stops the device after its function has left the bus. When this method returns, the device does no more DMA, and its threads have
+    /// ended. The caller then disconnects and drops the part.
     fn leave(&mut self, function: &dyn PciDevice) {
         reset(function);
     }
@@ -122,8 +124,7 @@ struct Builder {
     build: fn(&PartConfig, Site<'_>) -> Result<Built, VmError>,
 }
 
-/// The registry: a builder for each kind that takes a slot. The virtio-iommu has no builder here. [`bus`] builds it at boot from the
-/// mappers of all other parts.
+/// Builders of all kinds of parts, except the virtio-iommu. [`bus`] builds the virtio-iommu at boot from the mappers of all other parts.
 static BUILDERS: &[Builder] = &[
     vfio::BUILDER,
     vfio_user::BUILDER,

@@ -53,7 +53,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     })
 }
 
-/// Connects to the network device's server.
+/// Connects to the vhost-user server of the network device, and creates the device.
 fn served(config: &NetConfig, socket: &Path, site: &mut Site<'_>) -> Result<Built, VmError> {
     let net = ServedNet {
         mac: config.mac.unwrap_or_else(MacAddress::random).bytes(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guest actions on devices, as events with Cloud Hypervisor's names.
+//! Events that the guest causes on devices, with Cloud Hypervisor's names.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use devices::platform::{DeviceEvent, DeviceObserver};
 
 use crate::process::event_monitor::EventMonitor;
 
-/// Observer that writes the guest's actions to the event stream.
+/// Observer that writes these events to the event stream.
 pub(crate) struct Observer(pub(crate) EventMonitor);
 
 impl DeviceObserver for Observer {

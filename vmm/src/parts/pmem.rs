@@ -51,7 +51,7 @@ fn only_readable(config: &PmemConfig, why: &str) -> VmError {
     error.into()
 }
 
-/// Opens the file without blocking, for example on a FIFO. Returns the file and the number of bytes that the guest sees.
+/// Opens the file. Does not wait, for example for the other end of a FIFO. Returns the file and the number of bytes that the guest sees.
 fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
     let (access, of_inherited) = match config.discard_writes {
         true => (OFlags::RDONLY, Access::Read),
@@ -71,7 +71,7 @@ fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
     if is_device && !config.discard_writes && is_read_only_device(&file).map_err(file_error(config))? {
         return Err(only_readable(config, "is a block device that can only be read"));
     }
-    // `seek` returns the size of block devices too. The metadata of a block device does not contain its size.
+    // `seek` returns the size of block devices too. The metadata of a block device does not contain the device's size.
     let len = file.seek(SeekFrom::End(0)).map_err(file_error(config))?;
     let size = config.size.unwrap_or(len);
     if size > len {

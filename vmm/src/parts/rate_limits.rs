@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Rate limits of devices, made from the configuration.
+//! Rate limits of devices, created from the configuration.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl RateLimitGroups {
         Self(groups.iter().map(|group| (group.id.clone(), limiter(group.rate_limiter_config))).collect())
     }
 
-    /// Returns the disk's own limit, or the limit of its group.
+    /// Returns a limiter for the disk's own limits, or the limiter that its group shares.
     pub(super) fn of_disk(&self, disk: &DiskConfig) -> Option<Arc<RateLimiter>> {
         let of_group = disk.rate_limit_group.as_ref().and_then(|name| self.0.get(name)).cloned();
         disk.rate_limiter_config.map(limiter).or(of_group)
@@ -30,7 +30,7 @@ fn limiter(config: RateLimiterConfig) -> Arc<RateLimiter> {
     Arc::new(RateLimiter::new(limits(config), Instant::now()))
 }
 
-/// Converts a configured limit.
+/// Converts the configured limits of a device.
 pub(super) fn limits(config: RateLimiterConfig) -> RateLimits {
     let bucket = |bucket: TokenBucket| {
         let TokenBucket { size, one_time_burst, refill_time } = bucket;

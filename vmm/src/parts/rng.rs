@@ -29,8 +29,8 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     })
 }
 
-/// Opens a source without blocking. Reads from the opened file do not block either. An inherited descriptor replaces
-/// the path.
+/// Opens a source of random bytes. Neither this function nor a read of the opened file waits. If `path` names an inherited descriptor,
+/// returns a duplicate of the descriptor.
 fn open_source(path: &Path) -> io::Result<File> {
     if let Some(inherited) = inherited::random_source(path) {
         let source = inherited?;

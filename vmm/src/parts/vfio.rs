@@ -28,9 +28,10 @@ use crate::kvm::{KvmVfioFiles, create_vfio_device};
 pub(super) const BUILDER: Builder =
     Builder { kind: &DeviceConfig::KIND, roles: &[vfio::NOTICES_ROLE], counters: Vec::new, build };
 
-/// Host address space shared by all devices that are not behind the virtio-iommu. It is closed together with the last of these devices.
+/// Host IOMMU address space, shared by all devices that are not behind the virtio-iommu. It is closed together with the last of these
+/// devices.
 struct RamSpace {
-    /// Mapping of RAM for the devices. Dropping it unmaps and unpins RAM.
+    /// Mapping of RAM for the devices. Dropping the mapping unmaps and unpins RAM.
     ram: GuestRamMapping,
     space: DmaSpace,
     /// Dropped after `ram`, because RAM stays pinned until the mapping is dropped.
@@ -42,9 +43,9 @@ struct RamSpace {
 /// State that host devices share.
 pub(super) struct HostDevices {
     iommufd: bool,
-    /// Set once a device was opened.
+    /// Host IOMMU, opened together with the first device.
     host: Option<HostIommu>,
-    /// Address space that the next device joins, as long as another device uses the space.
+    /// Address space for devices that are not behind the virtio-iommu, as long as a device uses this space.
     ram: Weak<RamSpace>,
     /// All devices that were opened. Some of them may be closed by now.
     opened: Vec<Weak<VfioPciDevice>>,
@@ -62,8 +63,8 @@ impl HostDevices {
         Ok(self.host.as_ref().expect("just made"))
     }
 
-    /// Rejects a function that is already open. With a container, a second open would succeed, although the function is in use and was not
-    /// reset.
+    /// Rejects a function that is already open. With a VFIO container, a second open would succeed, although the function is in use and was
+    /// not reset.
     fn check_new(&mut self, function: &HostFunctionPath) -> Result<(), VfioPciError> {
         self.opened.retain(|opened| opened.strong_count() > 0);
         let is_it = |opened: &Weak<VfioPciDevice>| opened.upgrade().is_some_and(|it| it.host_name() == function.name());
@@ -74,10 +75,11 @@ impl HostDevices {
     }
 }
 
-/// Fields are dropped in this order: the function before the objects that its DMA uses.
+/// VFIO device of a VM. The order of the fields is the order in which they are dropped: first the function, then the address space that its
+/// DMA uses.
 struct HostDevice {
     function: Arc<VfioPciDevice>,
-    /// Set for a device that is not behind the virtio-iommu.
+    /// Shared address space, for a device that is not behind the virtio-iommu.
     ram: Option<Arc<RamSpace>>,
     iommufd: bool,
 }
@@ -98,8 +100,9 @@ impl Part for HostDevice {
         self.function.unwatch();
         reset(function);
         if let (Some(ram), false, true) = (&self.ram, self.iommufd, self.function.is_held()) {
-            // The kernel may remove the group from the container before this process closes the container. This process's object for the
-            // container does not notice the removal, so it could not add the group again. Therefore no more devices may join the space.
+            // The kernel may remove the group from the container before this process closes the container. The library's container object
+            // in this process does not notice the removal, so adding the group again would fail. Therefore no more devices may join the
+            // space.
             ram.closed.store(true, Ordering::Relaxed);
         }
     }

@@ -21,9 +21,10 @@ pub(super) const BUILDER: Builder =
 
 struct UserDevice {
     id: String,
-    /// Set for a device that is not behind the virtio-iommu. Its server gets access to all RAM.
+    /// Server of a device that is not behind the virtio-iommu. This server gets access to all RAM.
     server: Option<UserServer>,
-    /// Start addresses of the RAM regions that were added later and shared with the server. Only these regions can be removed again.
+    /// Start addresses of the RAM regions that were added later and shared with the server. Only these regions can be taken away from the
+    /// server.
     given: Mutex<BTreeSet<u64>>,
     /// Marks all RAM as pinned, because the server may pin RAM for a host device.
     _pinned: Option<PinnedWhole>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices of all kinds that a vhost-user server serves.
+//! Devices of any kind that a vhost-user server implements.
 
 use std::io;
 use std::path::Path;

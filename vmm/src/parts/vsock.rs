@@ -34,9 +34,9 @@ fn connections() -> usize {
     fitting(limit.unwrap_or(usize::MAX))
 }
 
-/// Returns the maximum number of connections for a limit of `descriptors`. First, [`MOST_CLIENTS`] descriptors are reserved for clients.
-/// From the remainder, [`OTHER_DESCRIPTORS`] are reserved for the rest of the VM, but at most half of the remainder. Connections may use
-/// all other descriptors, up to [`MOST_CONNECTIONS`].
+/// Returns the maximum number of connections if the process may open `descriptors` descriptors. [`MOST_CLIENTS`] descriptors are reserved
+/// for clients that are not connected to the guest yet. Of the remaining descriptors, [`OTHER_DESCRIPTORS`], but at most half, are reserved
+/// for the rest of the VM. The result is the number of unreserved descriptors, but at most [`MOST_CONNECTIONS`].
 fn fitting(descriptors: usize) -> usize {
     let without_clients = descriptors.saturating_sub(MOST_CLIENTS);
     let rest = without_clients.saturating_sub(OTHER_DESCRIPTORS);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! File for crash reports. It is created at the start, and removed at the end if it contains no report.
+//! File for crash reports. It is created when the process starts, and removed when the process ends without a report.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,7 +18,7 @@ use crate::process::output_file;
 #[derive(Debug)]
 pub struct CrashFile {
     file: File,
-    /// `None` if the file was inherited.
+    /// Path of the file, or `None` if the file was inherited.
     path: Option<PathBuf>,
 }
 
@@ -26,7 +26,7 @@ impl CrashFile {
     /// Opens or creates the file at `path`, and makes the process append crash reports to it.
     ///
     /// # Errors
-    /// Another process uses the file, or it cannot be opened.
+    /// Another process writes its crash reports to the file, or the file cannot be opened.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = output_file::open(File::options().append(true), libc::O_NONBLOCK, path)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {

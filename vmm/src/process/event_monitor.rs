@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Stream of events as JSON, one per line, with Cloud Hypervisor's fields.
+//! Stream of events as JSON, one event per line, with Cloud Hypervisor's fields.
 //!
 //! A [`QueuedWriter`] writes the events, so that no thread of the VM waits for a reader.
 
@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::process::queued_writer::QueuedWriter;
 
-/// Maximum bytes of queued events, about a thousand events. Further events are lost and counted.
+/// Maximum bytes of queued events: about a thousand events. Further events are lost and counted.
 const MAX_WAITING: u64 = 256 << 10;
 /// Maximum bytes of an event, including its line break. It is less than a page, because a reader may have a buffer of one page and
 /// fail on longer lines.
@@ -35,7 +35,7 @@ pub struct EventMonitor {
     start: Instant,
 }
 
-/// Allowance of the guest's events: a bucket that refills with time.
+/// Allowance for events that the guest causes: a token bucket, which refills with time.
 struct Allowance {
     events: u32,
     /// Time up to which the bucket was refilled.
@@ -47,7 +47,7 @@ impl Allowance {
         Self { events: MAX_OF_GUEST, filled: now }
     }
 
-    /// Takes one event from the bucket. Returns false if the bucket is empty.
+    /// Takes the token of one event from the bucket. Returns false if the bucket is empty.
     fn take(&mut self, now: Instant) -> bool {
         while self.events < MAX_OF_GUEST && now.saturating_duration_since(self.filled) >= PACE_OF_GUEST {
             self.events += 1;
@@ -148,7 +148,7 @@ impl EventMonitor {
         }
     }
 
-    /// Waits until all events so far are written, but at most `limit`.
+    /// Waits until all queued events are written, but at most `limit`.
     pub fn flush(&self, limit: Duration) {
         let Some(queue) = &self.queue else { return };
         if !queue.drain(limit, limit) {
@@ -229,14 +229,14 @@ mod tests {
     fn reader_that_stops_loses_events_and_learns_how_many() {
         let (reader, writer) = io::pipe().unwrap();
         let monitor = EventMonitor::new(File::from(OwnedFd::from(writer))).unwrap();
-        // The events are large, so that a pipe of 64 KiB holds only a few.
+        // The events are large, so that a pipe of 64 KiB holds only a few events.
         let big = "x".repeat(2_000);
         const SENT: u64 = 1_000;
         (0..SENT).for_each(|number| monitor.event_with("vm", "big", Some((number, &big))));
         let refused = monitor.lost();
         assert!((700..SENT).contains(&refused), "{refused}");
 
-        // The reader continues. It gets the queued events and then the number of lost events, although no further event follows.
+        // The reader continues. The reader gets the queued events and then the number of lost events, although no further event follows.
         let mut lines =
             BufReader::new(reader).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
         let (mut seen, mut lost) = (0, 0);

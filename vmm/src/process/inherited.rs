@@ -21,7 +21,7 @@ const KVM_API_VERSION: i32 = 12;
 #[derive(Debug, Default)]
 pub struct InheritedFds(Vec<(i32, OwnedFd)>);
 
-/// Returns KVM from an inherited descriptor, if one was inherited.
+/// Returns KVM from an inherited descriptor of `/dev/kvm`, if the process inherited such a descriptor.
 ///
 /// # Errors
 /// The process cannot open more descriptors.
@@ -35,8 +35,8 @@ pub fn kvm() -> io::Result<Option<Kvm>> {
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 impl InheritedFds {
-    /// Takes the descriptors with these numbers. `numbers` has each number with the option that names it. A number must be above 2,
-    /// because 0 to 2 are the standard descriptors. Call this function once, before the program has opened any descriptor of its own.
+    /// Takes ownership of descriptors. `numbers` contains their numbers, each with the option that names the number. A number must be above
+    /// 2, because 0 to 2 are the standard descriptors. Call this function once, before the program has opened any descriptor of its own.
     ///
     /// # Errors
     /// A number is not an open descriptor, or occurs twice. If it occurs twice, the error names the second option.
@@ -47,23 +47,23 @@ impl InheritedFds {
             // SAFETY: the descriptor is open, as was just checked, and above the three standard descriptors. The user hands the descriptor
             // over by naming it on the command line. This program has opened no descriptor yet, and no number is taken twice.
             let fd = unsafe { OwnedFd::from_raw_fd(*number) };
-            // With this flag, an executed program does not get the descriptors. (This program executes no other program.)
+            // With this flag, a program that this process executes does not inherit the descriptors. (This process executes no program.)
             fcntl_setfd(&fd, FdFlags::CLOEXEC).map_err(|error| file_error(*field, *number, error.into()))?;
             Ok((*number, fd))
         };
         Ok(Self(numbers.iter().map(take).collect::<Result<_, _>>()?))
     }
 
-    /// Hands out the descriptor with this number, once.
+    /// Returns the descriptor with this number. Each descriptor is returned only once.
     ///
     /// # Errors
-    /// The descriptor was already handed out, or never existed.
+    /// The descriptor was already returned, or never existed.
     pub fn give(&mut self, number: i32) -> io::Result<OwnedFd> {
         let place = self.0.iter().position(|(other, _)| *other == number);
         place.map(|place| self.0.swap_remove(place).1).ok_or_else(|| io::Error::other("not open"))
     }
 
-    /// Keeps the descriptor with this number, which `option` names, for the code that needs it.
+    /// Stores the descriptor with this number, which `option` names. The code that needs the descriptor duplicates it later.
     ///
     /// # Errors
     /// The descriptor is of an unsupported kind, belongs to a KVM with another API version, or is not of the kind that the option expects.
@@ -102,7 +102,7 @@ fn check(numbers: &[(Field, i32)]) -> Result<(), FileError> {
                 io::Error::other("is reserved for standard input, output or error: use a number above 2"),
             ));
         }
-        // A number without an open descriptor is a user error to report. Taking it would be unsound.
+        // If a number has no open descriptor, report a user error. Creating an `OwnedFd` from such a number would be unsound.
         fs::metadata(format!("/proc/self/fd/{number}")).map_err(|source| {
             let none = source.kind() == io::ErrorKind::NotFound;
             let rule = "the program was not started with this descriptor: start carom with the descriptor open";

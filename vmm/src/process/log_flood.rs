@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Limit on log lines, whatever causes them: a guest, a device, or a library that logs each mistake of a driver.
+//! Limit on the rate of log lines. Without this limit, a guest, a device, or a library that logs each mistake of a driver could flood the
+//! log.
 //!
-//! Each place in the code has an allowance of lines, which refills with time. Lines beyond the allowance are omitted, and the next
-//! written line reports their number. Debugging lines (`-vv`, `-vvv`) are never omitted.
+//! Each place in the code has an allowance of lines, which refills with time. Lines beyond the allowance are omitted. The next line from
+//! the place that is written reports the number of omitted lines. Debugging lines (`-vv`, `-vvv`) are never omitted.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use log::{Level, Log, Metadata, Record};
 
-/// Maximum number of lines that one place may write in a burst.
+/// Maximum number of lines that one place in the code may write in a burst.
 const AT_ONCE: u32 = 20;
 /// Time after which a place may write one more line.
 const PACE: Duration = Duration::from_secs(2);
 
-/// Place in the code.
+/// Place in the code: source file or module, and line.
 type Place = (Option<&'static str>, Option<u32>);
 
 /// Allowance of a place.
@@ -32,7 +33,7 @@ impl Allowance {
         Self { lines: AT_ONCE, filled: now, left_out: 0 }
     }
 
-    /// Returns the number of lines omitted since the last written line, or `None` if this line may not be written now.
+    /// Returns the number of lines that were omitted since the last written line. Returns `None` if this line must be omitted.
     fn take(&mut self, now: Instant) -> Option<u64> {
         let more = now.saturating_duration_since(self.filled).as_millis() / PACE.as_millis();
         let more = u32::try_from(more).unwrap_or(u32::MAX);
@@ -56,7 +57,7 @@ impl Allowance {
 /// Log that limits each place in the code to its allowance.
 pub struct LogFlood<L> {
     log: L,
-    /// Contains at most one entry for each place that logs.
+    /// The number of entries is limited, because a place has one entry, and the code has a fixed number of places.
     places: Mutex<HashMap<Place, Allowance>>,
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Standard error and the log file. Each stream has its own thread that writes it. So a reader that stops reading delays neither clients
-//! nor the end of the program.
+//! Output to standard error and to the log file. A separate thread writes each of these streams. So a reader that stops reading delays
+//! neither API clients nor the end of the program.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::Write as _;
@@ -19,16 +19,16 @@ use jiff::Timestamp;
 
 use crate::process::queued_writer::{QueuedWriter, WriterThread};
 
-/// Maximum bytes of a stream's queue, some thousand lines. Further lines are dropped and counted.
+/// Maximum bytes in the queue of a stream: some thousand lines. Further lines are dropped and counted.
 const MAX_WAITING: u64 = 256 << 10;
-/// Maximum time that a panicking thread waits until its message is written. It waits because the panic may abort the process.
+/// Maximum time that a panicking thread waits until its message is written. The thread waits because the panic may abort the process.
 const PANIC_MESSAGE: Duration = Duration::from_secs(1);
 /// Maximum time to write the last lines when the program ends.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
 static STANDARD_ERROR: OnceLock<QueuedWriter> = OnceLock::new();
 static LOG_FILE: OnceLock<QueuedWriter> = OnceLock::new();
-/// Threads of these streams that are not started yet.
+/// Threads that will write the streams and are not started yet.
 static UNSTARTED: Mutex<Vec<WriterThread>> = Mutex::new(Vec::new());
 
 /// Returns the line that reports dropped lines.
@@ -38,7 +38,7 @@ fn dropped(count: u64) -> Vec<u8> {
         .into_bytes()
 }
 
-/// Guard that writes the queued lines of the streams when it is dropped.
+/// Guard that waits in its `drop` until the queued lines are written: see [`flush`].
 #[must_use]
 pub struct LastLines(());
 
@@ -48,7 +48,7 @@ pub struct LastLines(());
 /// # Errors
 /// The process cannot open more descriptors.
 pub fn start() -> io::Result<LastLines> {
-    // `Stderr` is not used, because a blocked thread would hold its lock.
+    // `Stderr` is not used, because a thread that blocks in a write would hold the lock of `Stderr`.
     let file = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let (queue, thread) = QueuedWriter::of_log("stderr", file, MAX_WAITING, dropped);
     STANDARD_ERROR.set(queue).map_err(|_| io::Error::other("standard error has a queue already"))?;
@@ -68,7 +68,8 @@ pub fn log_to(file: File) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts the threads that write the streams. Lines are queued until then, so that clients do not wait for the start of these threads.
+/// Starts the threads that write the streams. Earlier lines are queued. The threads are not started earlier, so that clients do not wait
+/// for their start.
 ///
 /// # Errors
 /// The process cannot start more threads.
@@ -81,12 +82,12 @@ fn unstarted() -> MutexGuard<'static, Vec<WriterThread>> {
     UNSTARTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes a line to standard error, after all earlier lines. If the stream has a queue, this never waits.
+/// Writes a line to standard error, after all earlier lines. If standard error has a queue, this function never waits.
 pub fn complain(program: &str, text: &str) {
     match STANDARD_ERROR.get() {
         None => streams::complain(program, text),
         Some(queue) => {
-            // The queue counts a dropped line.
+            // If the queue drops the line, it counts the line.
             let _ = queue.push_lines(format!("{program}: {text}\n").as_bytes());
         }
     }
@@ -104,7 +105,8 @@ fn streams() -> impl Iterator<Item = &'static QueuedWriter> {
 /// Waits until all queued lines are written, but at most 2 s for each stream. If a stream's reader reads nothing, only the first call
 /// waits for this stream.
 pub fn flush() {
-    // A program that fails at its start has not started the threads yet. If they cannot start, the wait below still ends.
+    // A program that fails at its start has not started the threads yet. If the threads cannot start, the wait below ends after its time
+    // limit.
     let _ = start_threads();
     for stream in streams() {
         // Lines that are lost now cannot be reported anywhere.

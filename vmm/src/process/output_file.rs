@@ -11,15 +11,15 @@ use devices::inherited::{self, Access};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::geteuid;
 
-/// Opens the file at `path`, or creates it with access for this user only. `flags` are further flags of open(2). An inherited descriptor of
-/// a file or pipe replaces the path, and is used unchanged.
+/// Opens the file at `path`, or creates it with access for this user only. `flags` are further flags of open(2). If `path` names an
+/// inherited descriptor of a file or pipe, returns a duplicate of the descriptor, and ignores `options` and `flags`.
 ///
-/// A symbolic link is followed only if this user or root owns the link, as with `/dev/stdout`. Another user's link could lead to a file
-/// that this user can write, but the link's owner cannot. (The kernel has the same rule for directories like `/tmp`:
+/// A symbolic link is followed only if this user or root owns the link. (Root owns `/dev/stdout`, for example.) Another user's link could
+/// lead to a file that this user can write, but the link's owner cannot. (The kernel has the same rule for directories like `/tmp`:
 /// `fs.protected_symlinks`.)
 ///
 /// Opening does not wait for a FIFO's reader or a terminal's carrier. A terminal does not become the controlling terminal of this process.
-/// Writing waits, unless `flags` has `O_NONBLOCK`.
+/// Later writes to the file wait, unless `flags` has `O_NONBLOCK`.
 ///
 /// # Errors
 /// Another user owns the link, a FIFO has no reader, or the file cannot be opened.

@@ -21,10 +21,10 @@ const IGNORED: [c_int; 7] = [
     libc::SIGSTKFLT,
 ];
 
-/// Ignores signals that end the process by default, and unblocks all signals that the parent process blocked. Call this function once,
-/// before other threads exist and before anything is written.
+/// Ignores the signals of this module's list and all real-time signals. Unblocks all signals that the parent process blocked. Call this
+/// function once, before other threads exist and before anything is written.
 ///
-/// A handler that a preloaded library has set, such as a profiler's for SIGPROF, is kept.
+/// Keeps a handler that a preloaded library has set, such as a profiler's handler for SIGPROF.
 ///
 /// # Errors
 /// The kernel rejects the call.
@@ -38,7 +38,7 @@ pub fn prepare() -> io::Result<()> {
     unblock_all()
 }
 
-/// True if the process ignores `signal`, as a program that `nohup` starts ignores SIGHUP.
+/// True if the process ignores `signal`. For example, a program that `nohup` starts ignores SIGHUP.
 pub fn is_ignored(signal: c_int) -> bool {
     // SAFETY: Zeros are a valid action.
     let mut action: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -65,7 +65,7 @@ fn restore(signal: c_int, action: &sigaction) -> io::Result<()> {
 }
 
 fn unblock_all() -> io::Result<()> {
-    // SAFETY: Zeros are a valid set, which is empty with Linux' C libraries.
+    // SAFETY: Zeros are a valid set of signals. With Linux' C libraries, this set is empty.
     let none: libc::sigset_t = unsafe { MaybeUninit::zeroed().assume_init() };
     // SAFETY: The set is only read, and the old set is not written anywhere.
     let error = unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &none, ptr::null_mut()) };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Roles of the VMM's own threads: the system calls that each thread makes. The devices' modules define the roles of devices'
-//! threads.
+//! Roles of the VMM's own threads. A role has the system calls that its threads may make. The modules of devices define the roles of the
+//! devices' threads.
 
 use devices::sandbox::Argument::Is;
 use devices::sandbox::Call::{self, Any, Ioctl, IoctlsOf, OnItself, Where, With};
@@ -15,8 +15,8 @@ use devices::sandbox::calls::{
 const KVM: u8 = 0xae;
 const VFIO: u8 = b';';
 
-/// KVM requests of a vCPU thread. `KVM_RUN` runs the vCPU, and a guest's register access can cause the other requests: `KVM_IRQ_LINE`,
-/// `KVM_SET_USER_MEMORY_REGION`, `KVM_SET_GSI_ROUTING`, `KVM_IRQFD`, `KVM_IOEVENTFD`, `KVM_SIGNAL_MSI`.
+/// KVM requests of a vCPU thread. `KVM_RUN` runs the vCPU. The guest's accesses to device registers can cause the other requests:
+/// `KVM_IRQ_LINE`, `KVM_SET_USER_MEMORY_REGION`, `KVM_SET_GSI_ROUTING`, `KVM_IRQFD`, `KVM_IOEVENTFD`, `KVM_SIGNAL_MSI`.
 const OF_VCPU: &[Call] = &[
     Ioctl(0xae80),
     Ioctl(0x4008_ae61),
@@ -89,15 +89,15 @@ const CLIENT: &[Call] = &[
     Ioctl(0x5421),
 ];
 
-/// `TUNSETIFF`, `TUNGETIFF`, `TUNGETFEATURES`, `TUNSETVNETHDRSZ`, `TUNSETPERSIST`. Other requests of the same ioctl type are not allowed:
-/// terminals have the same type, and some of their requests can fake input.
+/// Requests that set up a tap interface: `TUNSETIFF`, `TUNGETIFF`, `TUNGETFEATURES`, `TUNSETVNETHDRSZ`, `TUNSETPERSIST`. Other requests of
+/// the same ioctl type are not allowed, because the requests of terminals have this type too, and some of these requests can fake input.
 const TAP: &[Call] =
     &[Ioctl(0x4004_54ca), Ioctl(0x8004_54d2), Ioctl(0x8004_54cf), Ioctl(0x4004_54d8), Ioctl(0x4004_54cb)];
 
 /// Requests that create a pseudoterminal and read a terminal's size: `TIOCGWINSZ`, `TIOCGPTN`, `TIOCSPTLCK`, `TIOCGPTPEER`.
 const TERMINAL: &[Call] = &[Ioctl(0x5413), Ioctl(0x8004_5430), Ioctl(0x4004_5431), Ioctl(0x5441)];
 
-/// Calls about the scheduling of this thread, the limits of the process, and its user.
+/// Calls for the scheduling of this thread, and for limits, user and group of the process.
 const PROCESS: &[Call] = &[
     With(libc::SYS_sched_getattr, 0, 0),
     Where(libc::SYS_sched_setattr, &[Is(0, 0), Is(2, 0)]),
@@ -134,7 +134,7 @@ const INTERFACES: &[Call] = &[
 /// `BLKGETSIZE64`, `BLKROGET`.
 const BLOCK_DEVICES: &[Call] = &[Ioctl(0x1268), Ioctl(0x127b), Ioctl(0x8008_1272), Ioctl(0x125e)];
 
-/// The first thread, which builds the VM with all its parts, and serves messages.
+/// The first thread, which builds the VM with all its parts, and handles messages.
 pub const CONTROL: ThreadRole = ThreadRole {
     name: "control",
     calls: &[
@@ -173,7 +173,7 @@ const TERMINAL_SIZE: &[Call] = &[Ioctl(0x5413)];
 /// Thread that turns signals into messages, and reads the size of the terminal.
 pub const SIGNALS: ThreadRole = ThreadRole { name: "signals", calls: &[CLIENT, FILE_LIMITS, TERMINAL_SIZE] };
 
-/// Thread that writes queued output: events and console output.
+/// Thread that writes queued output: the log, events, or console output.
 pub const WRITER: ThreadRole = ThreadRole { name: "writer", calls: &[FILE_LIMITS] };
 
 /// Thread that serves the client of a console's socket or pseudoterminal, and removes the socket at the end.

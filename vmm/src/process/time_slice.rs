@@ -3,8 +3,9 @@
 //! Short time slices for threads that answer clients.
 //!
 //! vCPUs and polling threads use their host CPUs fully. Such a thread may be running when a thread that answers clients wakes up. The
-//! scheduler usually runs the waking thread immediately on two conditions: the thread has used no more than its share of the CPU, and its
-//! slice is shorter. Otherwise the waking thread may wait some milliseconds for the end of the running thread's slice.
+//! scheduler usually runs the waking thread immediately on two conditions: the waking thread has used no more than its share of the CPU,
+//! and its slice is shorter than the running thread's slice. Otherwise the waking thread may wait some milliseconds until the running
+//! thread's slice ends.
 //!
 //! A short slice needs no privilege. It does not increase the thread's share of the CPU, because each turn is shorter. Before Linux 6.12,
 //! the slice has no effect (`sched_attr::sched_runtime` of `SCHED_OTHER`, `kernel/sched/syscalls.c`).
@@ -21,8 +22,8 @@ const ITS_OWN: u64 = 0;
 pub struct ShortSlice(());
 
 impl ShortSlice {
-    /// Gives this thread a short slice. Returns `None` if that is impossible or would override the user's choice: real-time, batch
-    /// or idle scheduling, or a chosen slice (`chrt --sched-runtime`).
+    /// Gives this thread a short slice. Returns `None` if the kernel rejects the slice, or if the user has chosen real-time, batch or idle
+    /// scheduling, or another slice (`chrt --sched-runtime`).
     pub fn take() -> Option<Self> {
         (current()?.sched_policy == SCHED_OTHER).then_some(())?;
         let found = set_slice(ITS_OWN)?;
@@ -34,8 +35,8 @@ impl ShortSlice {
         Some(Self(()))
     }
 
-    /// Gives this thread the scheduler's default slice until the returned guard is dropped. Threads that it starts meanwhile
-    /// inherit the default.
+    /// Gives this thread the scheduler's default slice until the returned guard is dropped. Threads that this thread starts meanwhile
+    /// inherit the default slice.
     pub fn ordinary(&self) -> Ordinary {
         set_slice(ITS_OWN);
         Ordinary(())
@@ -52,7 +53,7 @@ impl Drop for Ordinary {
     }
 }
 
-/// `SCHED_OTHER` in the type that the structure uses.
+/// `SCHED_OTHER` in the type of `sched_attr::sched_policy`.
 const SCHED_OTHER: u32 = libc::SCHED_OTHER.cast_unsigned();
 
 /// Sets the slice of this thread, in ns, and changes nothing else of its scheduling. Returns the previous slice. Returns `None` if the

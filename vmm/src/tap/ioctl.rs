@@ -47,7 +47,7 @@ impl Request {
         u16::from_ne_bytes([self.value[0], self.value[1]])
     }
 
-    /// Makes a call that reads and writes a request.
+    /// Makes an ioctl call that reads and writes the request.
     fn call(&mut self, file: BorrowedFd<'_>, number: libc::c_ulong) -> io::Result<()> {
         // SAFETY: Callers pass only ioctl numbers whose calls take a pointer to a `struct ifreq`, which has the size of `self`. These calls
         // access nothing beyond that structure.
@@ -81,7 +81,7 @@ pub(super) fn interface_name(file: BorrowedFd<'_>) -> io::Result<String> {
     Ok(request.name())
 }
 
-/// Sets the length in bytes of the header before each packet.
+/// Sets the length, in bytes, of the header that precedes each packet (`struct virtio_net_hdr`).
 pub(super) fn set_header_len(file: BorrowedFd<'_>, len: i32) -> io::Result<()> {
     // SAFETY: The call reads an `int`.
     result(unsafe { ioctl_with_ref(&file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &len) })
@@ -100,7 +100,7 @@ pub(super) fn use_queue(file: BorrowedFd<'_>, used: bool) -> io::Result<()> {
     request.call(file, libc::TUNSETQUEUE)
 }
 
-/// Returns the flags of an interface. `socket` may be any socket, as for all functions below except [`set_address_v6`].
+/// Returns the flags of an interface. `socket` may be any socket. This is true for all functions below, except [`set_address_v6`].
 pub(super) fn flags(socket: BorrowedFd<'_>, name: &str) -> io::Result<u16> {
     let mut request = Request::new(name)?;
     request.call(socket, libc::SIOCGIFFLAGS)?;
@@ -112,7 +112,7 @@ pub(super) fn set_flags(socket: BorrowedFd<'_>, name: &str, flags: u16) -> io::R
     Request::with(name, &flags.to_ne_bytes())?.call(socket, libc::SIOCSIFFLAGS)
 }
 
-/// Returns the maximum bytes of a packet of an interface.
+/// Returns the MTU of an interface in bytes.
 pub(super) fn mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<i32> {
     let mut request = Request::new(name)?;
     request.call(socket, libc::SIOCGIFMTU)?;
@@ -120,7 +120,7 @@ pub(super) fn mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<i32> {
     Ok(i32::from_ne_bytes([a, b, c, d]))
 }
 
-/// Sets the maximum bytes of a packet.
+/// Sets the MTU of an interface in bytes.
 pub(super) fn set_mtu(socket: BorrowedFd<'_>, name: &str, mtu: i32) -> io::Result<()> {
     Request::with(name, &mtu.to_ne_bytes())?.call(socket, libc::SIOCSIFMTU)
 }

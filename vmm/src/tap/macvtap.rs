@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! macvtap interfaces. Each macvtap interface is on top of another interface of the host. Its packets are read and written
-//! through its own character device (`drivers/net/macvtap.c`, `drivers/net/tap.c`). The device's open files support the
-//! ioctl calls of tap interfaces.
+//! macvtap interfaces. A macvtap interface is on top of another interface of the host. Each macvtap interface has a character device,
+//! through which Carom reads and writes packets (`drivers/net/macvtap.c`, `drivers/net/tap.c`). The device supports the ioctl calls of tap
+//! interfaces.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -41,7 +41,7 @@ fn find_in(interfaces: &Path, name: &str) -> Option<Macvtap> {
 }
 
 impl Macvtap {
-    /// Opens another file of the interface, for a pair of queues.
+    /// Opens the character device. Each open file serves one pair of queues.
     pub(super) fn open(&self) -> io::Result<File> {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.node.display()));
         let file =

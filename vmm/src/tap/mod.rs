@@ -25,8 +25,8 @@ use macvtap::Macvtap;
 const TUN: &str = "/dev/net/tun";
 /// Default name of a new interface. The kernel replaces `%d` by a number.
 const ANY_NAME: &str = "vmtap%d";
-/// Default MTU of an interface that a client or the parent process opened. The interface may be in another network namespace, where its MTU
-/// cannot be read.
+/// Default MTU of an interface that a client or the parent process opened. The interface may be in another network namespace, so this
+/// process cannot read its MTU.
 const DEFAULT_MTU: u16 = 1500;
 
 /// Maximum MTU of a tap interface: the largest frame (`ETH_MAX_MTU`) without its Ethernet header.
@@ -46,16 +46,16 @@ pub struct TapOptions<'o> {
     pub pairs: u16,
     /// Host's IP address on a newly created interface, and the number of bits of its network mask.
     pub address: Option<(IpAddr, u32)>,
-    /// New Ethernet address of the host's side, if it is to change.
+    /// New Ethernet address of the host's side, if the address must change.
     pub mac: Option<[u8; 6]>,
     /// Ethernet address of the guest's device. A macvtap interface must have this address, because it receives no packets for other
     /// addresses.
     pub guest_mac: Option<[u8; 6]>,
-    /// New MTU, if it is to change.
+    /// New MTU, if the MTU must change.
     pub mtu: Option<u16>,
 }
 
-/// Open interface, with a file for each pair of queues.
+/// Interface that this process has opened, with a file for each pair of queues.
 pub struct Tap {
     files: Vec<File>,
     mtu: u16,
@@ -97,7 +97,7 @@ fn check_that_all_are_of_one(files: &[File]) -> io::Result<()> {
 }
 
 /// Sets the MTU of an interface if requested, and brings the interface up. Returns the MTU. If the requested MTU is too large, the error
-/// explains the maximum with `limit`.
+/// contains `limit`, a text about the maximum.
 fn bring_up(socket: BorrowedFd<'_>, name: &str, mtu: Option<u16>, limit: &str) -> io::Result<u16> {
     if let Some(mtu) = mtu {
         ioctl::set_mtu(socket, name, mtu.into()).map_err(|error| match error.raw_os_error() {
@@ -227,12 +227,12 @@ impl Tap {
         Ok(Self { files, mtu, has_uso, used: Mutex::new(used) })
     }
 
-    /// Returns the maximum bytes of a packet, without its Ethernet header.
+    /// Returns the MTU: the maximum bytes of a packet without its Ethernet header.
     pub fn mtu(&self) -> u16 {
         self.mtu
     }
 
-    /// True if the host's kernel can segment UDP.
+    /// True if the host's kernel can segment UDP packets.
     pub fn has_uso(&self) -> bool {
         self.has_uso
     }
@@ -276,7 +276,7 @@ impl Carrier for Tap {
 mod tests {
     use super::*;
 
-    /// Only a process with `CAP_NET_ADMIN` can create an interface.
+    /// If the process cannot create an interface, for example without `CAP_NET_ADMIN`, this test checks nothing.
     #[test]
     fn new_interface_has_its_ipv6_address_or_names_what_is_refused() {
         let options = |mtu| TapOptions {

@@ -2,9 +2,9 @@
 
 //! RAM that is added while the guest runs.
 //!
-//! Added RAM lies above the RAM at boot, one piece after the other. The devices get access to a piece before the guest is notified. After
-//! that, the piece is never removed. If a device rejects a piece, the piece is withdrawn, and only its addresses in this process stay
-//! reserved.
+//! Each addition is one piece. The pieces lie above the RAM at boot, one after the other. The devices get access to a piece before the
+//! guest is notified. After the notification, the piece is never removed. If a device rejects a piece, the piece is withdrawn. Then only
+//! the piece's addresses in this process stay reserved.
 
 use std::ops::Range;
 
@@ -35,8 +35,8 @@ impl AddedRam {
     }
 }
 
-/// Returns the guest-physical addresses for RAM that is added to a VM, including pieces that were added already. The VM was booted
-/// with `ram_size` bytes. The last GiB below the limit of `physical_bits` is for BARs.
+/// Returns the guest-physical addresses for RAM that is added to a VM, including pieces that were added already. The VM was booted with
+/// `ram_size` bytes. The last GiB that `physical_bits` can address is kept for BARs.
 pub(super) fn room(config: &MemoryConfig, ram_size: u64, physical_bits: u8) -> Range<u64> {
     let end = ram_end(ram_size);
     let start = end.next_multiple_of(MEMORY_DEVICE_GRANULE);
@@ -61,8 +61,8 @@ fn show(
 }
 
 /// Adds a piece to RAM, and gives the guest and the devices access to the piece. `give` passes the piece to the devices, which may reject
-/// it. After a failure, `take` removes the piece from the devices. If `take` returns `false`, the host keeps a mapping, and the pages of
-/// the piece stay allocated. Otherwise nothing has changed after an error.
+/// it. After a failure, `take` removes the piece from the devices. If `take` returns `false`, the host keeps a mapping of the piece, and
+/// the pages of the piece stay allocated. Otherwise nothing has changed after an error.
 fn add_to(
     ram: &Ram,
     config: &MemoryConfig,
@@ -75,7 +75,7 @@ fn add_to(
     // driver starts them at the same time.
     let region = memory::add(ram, config, piece.gpa, piece.len)?;
     show(region, slots, give).inspect_err(|_| {
-        // Undo the steps in reverse order: withdraw the piece so that no device finds it, take it from the devices, then free its pages.
+        // Withdraw the piece first, so that no device finds it any more. Then take it from the devices, and free its pages.
         ram.withdraw(region.start_addr());
         if take(region) {
             memory::give_up(region);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     /// Returns the allocated bytes of a region's file or private memory. /proc/self/smaps cannot be used, because the kernel may have
-    /// joined the mapping with its neighbours.
+    /// merged the mapping with its neighbours.
     fn taken(region: &RamRegion) -> u64 {
         if let Some(file) = region.file_offset() {
             return file.file().metadata().unwrap().blocks() * 512;
@@ -223,7 +223,7 @@ mod tests {
                 let region = ram.withdrawn(GuestAddress(START), mib * MIB).unwrap();
                 assert_eq!(taken(region), 0, "shared {shared}, prefault {prefault}");
             }
-            // Adding the piece again succeeds.
+            // Adding a piece at the same address succeeds now.
             add(&ram, &config, &slots, 32, false).unwrap();
             let region = ram.iter().last().unwrap();
             assert_eq!((region.start_addr().0, region.len()), (START, 32 * MIB));

@@ -47,13 +47,13 @@ pub(super) struct Base {
     pub(super) ram_size: u64,
     /// RAM that was added after boot.
     pub(super) added_ram: Vec<MemoryDevice>,
-    /// Guest-physical addresses for RAM that is added.
+    /// Guest-physical addresses for RAM that is added after boot.
     pub(super) room: Range<u64>,
-    /// Kernel or firmware, and tables.
+    /// Boot contents: kernel or firmware, and tables.
     pub(super) contents: Arc<Contents>,
     /// Thread that loads the contents into the RAM of a new VM.
     pub(super) loading: Option<Loading>,
-    /// Addresses of a saved VM's functions, by name.
+    /// PCI addresses of a saved VM's functions, by ID.
     pub(super) places: BTreeMap<String, PciAddress>,
     /// IOVAs of a saved VM's aperture of bounce windows, not validated yet.
     pub(super) window_aperture: Option<RangeInclusive<u64>>,
@@ -172,8 +172,8 @@ fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::Ta
     }
 }
 
-/// Returns the addresses of 64-bit BARs: above the RAM at boot and the addresses for added RAM, up to the last address that the guest's
-/// CPUs support.
+/// Returns the address range for 64-bit BARs. The range lies above the RAM at boot and above the addresses for added RAM. It ends at the
+/// last address that the guest's CPUs support.
 fn mem64(ram_end: u64, physical_bits: u8) -> RangeInclusive<u64> {
     let end = 1u64 << physical_bits;
     let start = ram_end.next_multiple_of(MEM64_ALIGN);

@@ -50,7 +50,7 @@ impl Loading {
         let load = move || {
             let entry = contents.load(&memory, size);
             drop((contents, memory));
-            // If another step failed, the receiver was dropped.
+            // If another step of the boot failed, the receiver was dropped, and the entry point is not needed.
             let _ = sender.send(entry);
         };
         let thread = Some(sandbox::start(LOADER, "loader".into(), load).map_err(failed)?);
@@ -67,7 +67,7 @@ impl Loading {
 impl Drop for Loading {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has sent no outcome.
+            // The result of `join` is not needed: `end` reports a panic of the thread, because the thread has sent no outcome.
             drop(thread.join());
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A VM: it is built from its configuration, started, paused and reset. [`crate::control`] decides when.
+//! Builds a VM from its configuration, and starts, pauses and resets it. [`crate::control`] decides when.
 
 mod added_ram;
 mod base;
@@ -59,9 +59,9 @@ const WATCHDOG_ID: &str = "_watchdog";
 
 /// A VM whose devices are built and whose vCPUs are paused.
 ///
-/// Fields are dropped in this order: first the vCPUs stop, because their threads use the devices. Then the devices close their host
-/// resources, then RAM is freed. Last, `serial` waits for the readers of the serial port's output, while the terminal still belongs
-/// to the guest.
+/// The order of the fields is the order in which they are dropped. First the vCPUs stop, because their threads use the devices. Then the
+/// devices close their host resources, and RAM is freed. Last, `serial` waits for the readers of the serial port's output, while the
+/// terminal still belongs to the guest.
 pub struct Vm {
     processors: Processors,
     initial_irqchip: IrqchipState,
@@ -69,7 +69,7 @@ pub struct Vm {
     pci: Arc<PciRoot>,
     board: Board,
     parts: PartBus,
-    /// Closed devices that were not returned by `close_devices` yet.
+    /// Closed devices that `close_devices` has not returned yet.
     closed: Vec<PciDeviceInfo>,
     contents: Contents,
     /// Entry point of the guest, while RAM holds the loaded contents and the guest has not run.
@@ -83,8 +83,8 @@ pub struct Vm {
     added_ram: AddedRam,
     /// Guest clock, saved when the VM was paused.
     clock: Option<StoppedClock>,
-    /// True if the guest's ACPI tables have the VM Generation ID. If an older snapshot was restored, its tables lack the ID until the guest
-    /// boots again.
+    /// True if the guest's ACPI tables have the VM Generation ID. If a snapshot of an older version was restored, its tables lack the ID
+    /// until the guest boots again.
     knows_generation_id: bool,
     serial: ConsoleLinks,
 }
@@ -150,8 +150,8 @@ impl Machine for Vm {
         std::mem::forget(self);
     }
 
-    /// Resumes the guest. The guest's clock continues from its saved value, or catches up if the VM was restored. The guest is
-    /// notified of the pause, so that its watchdogs do not report a lockup.
+    /// Resumes the guest. The guest's clock continues from its saved value. If the VM was restored, the clock catches up with real time
+    /// instead. The guest is notified of the pause, so that its watchdogs do not report a lockup.
     fn resume(&mut self) -> Result<(), VmError> {
         match self.clock.take() {
             Some(StoppedClock::Paused(clock)) => clock.go_on(&self.kvm.fd)?,
@@ -316,7 +316,7 @@ impl Machine for Vm {
 
 impl Vm {
     /// If `wanted` is set, interrupts slow requests to the virtio-iommu, so that vCPUs and other threads do not wait long for them.
-    /// Otherwise stops interrupting requests. Interrupted requests are served after the resume.
+    /// Otherwise stops interrupting requests. The virtio-iommu serves interrupted requests after the resume.
     fn interrupt_iommu(&self, wanted: bool) {
         if let Some(iommu) = self.parts.iommu() {
             iommu.interrupt(wanted);

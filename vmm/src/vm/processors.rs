@@ -61,7 +61,7 @@ pub(super) struct Processors {
     present: BTreeMap<u32, Processor>,
     /// Parked vCPUs, which the guest has released.
     parked: BTreeMap<u32, Made>,
-    /// Time stamp counter that vCPUs added later must follow. It is set in a restored guest.
+    /// Time stamp counter that vCPUs added later must follow. It is set only in a restored guest.
     counter: Option<LeadingCounter>,
     /// Host CPUs of each vCPU, by vCPU number. A vCPU without an entry runs on any CPU.
     affinity: BTreeMap<u32, HostCpus>,
@@ -70,8 +70,8 @@ pub(super) struct Processors {
 }
 
 impl Processors {
-    /// Creates vCPUs with these numbers and CPUID, paused and in their power-on state. These vCPUs and later ones run on the host
-    /// CPUs in `affinity`.
+    /// Creates vCPUs with these numbers and CPUID, paused and in their power-on state. These vCPUs, and vCPUs that are added later, run on
+    /// the host CPUs in `affinity`.
     pub(super) fn new(
         kvm: &KvmVm,
         cpuids: Vec<(u32, CpuId)>,
@@ -89,7 +89,7 @@ impl Processors {
         Ok(processors)
     }
 
-    /// Starts the vCPU's thread, which is paused.
+    /// Starts the thread of the paused vCPU.
     fn run(&mut self, number: u32, made: Made) -> Result<(), VmError> {
         let cpus = self.affinity.get(&number).copied();
         let vcpu = Vcpu::spawn(number, cpus, made.fd.clone(), self.io_map.clone(), self.mailbox.clone());
@@ -121,7 +121,7 @@ impl Processors {
         self.start(number, made)
     }
 
-    /// Starts the vCPU's thread, which is paused, and waits until the thread runs.
+    /// Starts the thread of the paused vCPU, and waits until the thread runs.
     fn start(&mut self, number: u32, made: Made) -> Result<(), VmError> {
         self.run(number, made)?;
         if let Some(processor) = self.present.get(&number) {
@@ -208,7 +208,7 @@ impl Vm {
         let has = self.processors.numbers();
         let missing: Vec<u32> = (0..count).filter(|number| !has.contains(number)).collect();
         let brought = missing.iter().try_for_each(|number| self.processors.bring(&self.kvm, *number));
-        // New vCPUs wait until the guest starts them. The guest is notified last.
+        // A resumed vCPU waits until the guest starts it. The guest is notified only afterwards.
         if run && brought.is_ok() {
             self.processors.iter().filter(|vcpu| missing.contains(&vcpu.id())).for_each(Vcpu::resume);
         }
@@ -260,7 +260,7 @@ mod tests {
             processors.bring(&kvm, 3).unwrap();
             assert_eq!((processors.numbers(), apic_id(&processors, 3)), (vec![0, 3], 3));
             assert_eq!(processors.cpuid(3).as_slice(), template.for_vcpu(3).unwrap().as_slice());
-            // vCPU 3 waits for the first vCPU, which has nothing to run.
+            // vCPU 3 waits until the first vCPU starts it. This never happens, because the first vCPU has nothing to run.
             processors.iter().filter(|vcpu| vcpu.id() == 3).for_each(Vcpu::resume);
             processors.stop();
             assert_eq!(rax(&processors), 0, "round {round}");

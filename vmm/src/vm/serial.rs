@@ -18,7 +18,7 @@ pub(super) const KIND: &str = "serial";
 
 const NAMES: Names = Names { shown: "serial port", thread: "serial" };
 
-/// Adds the serial port, unless it is off, and connects it as `config` says.
+/// Adds the serial port, and connects it as `config` says. Does nothing if the serial port is off.
 pub(super) fn add_port(
     config: &SerialConfig,
     kvm: &KvmVm,

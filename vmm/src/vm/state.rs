@@ -2,8 +2,8 @@
 
 //! Saves and restores a VM.
 //!
-//! The order matters. Devices are saved before vCPUs, so that their last interrupts are already in a local APIC. Devices
-//! are restored after vCPUs and interrupt controllers, so that the interrupts that they raise are not overwritten.
+//! The order matters. Devices are saved before vCPUs, so that the devices' last interrupts are already in a local APIC. Devices are
+//! restored after vCPUs and interrupt controllers. Otherwise the saved state of these would overwrite interrupts that the devices raise.
 
 use carom_api::{IommuBounceConfig, VmConfig};
 use devices::state::StateError;
@@ -66,7 +66,7 @@ impl Vm {
         sink.finish(config, &state)
     }
 
-    /// Restores the state of `source` into a newly built VM. The VM is paused.
+    /// Restores the state of `source` into a newly built VM. The VM stays paused.
     pub(super) fn restore_state(&mut self, source: &dyn StateSource) -> Result<(), VmStateError> {
         let state = source.state();
         let counter = state.processors.restore(&self.kvm, &self.processors)?;
@@ -139,7 +139,7 @@ impl Vm {
     }
 }
 
-/// Writes the contents of all bounce windows to `sink`. Returns their offsets.
+/// Writes the contents of all bounce windows to `sink`. Returns their chunks with the offsets.
 fn write_windows(iommu: &IommuHandle, sink: &mut dyn StateSink) -> Result<Vec<ChunkRange>, VmStateError> {
     let mut written = Vec::new();
     for index in iommu.window_chunks() {

@@ -31,7 +31,7 @@ impl InMemorySink {
     /// Returns the saved state.
     ///
     /// # Errors
-    /// The state was not finished, or breaks a rule.
+    /// The state was not saved completely, or is invalid.
     pub fn into_source(self) -> Result<InMemorySource, VmStateError> {
         let Self { memory, finished } = self;
         let (config, state) = finished.ok_or_else(|| StateError::rule("state", "was not saved completely"))?;

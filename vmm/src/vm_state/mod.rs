@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! State of a VM, independent of where it is kept: in a snapshot directory, or in this process.
+//! State of a VM, independent of its storage: a snapshot directory, or memory of this process.
 //!
 //! A VM is saved to a [`StateSink`] and restored from a [`StateSource`]. Both have three parts: the configuration, [`VmState`], and the
-//! bytes of memory. Ranges in [`VmState`] contain offsets into the bytes of memory. Code that depends on files, streams or the API does not
-//! belong here.
+//! contents of the VM's memory. Ranges in [`VmState`] contain offsets into these contents. Code that depends on files, streams or the API
+//! does not belong here.
 
 mod error;
 pub mod in_memory;
@@ -29,7 +29,7 @@ use crate::arch::saved::ProcessorsState;
 /// The version of [`VmState`] that this program writes, and the only one that it reads.
 pub const VERSION: u32 = 1;
 
-/// Range of RAM, and its offset in the bytes of memory.
+/// Range of RAM, and the offset of its bytes in the saved memory contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RamRange {
@@ -37,11 +37,11 @@ pub struct RamRange {
     pub gpa: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Offset of the first byte in the bytes of memory.
+    /// Offset of the first byte in the saved memory contents.
     pub offset: u64,
 }
 
-/// Chunk of bounce windows, and its offset in the bytes of memory.
+/// Chunk of bounce windows, and the offset of its bytes in the saved memory contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChunkRange {
@@ -49,11 +49,11 @@ pub struct ChunkRange {
     pub index: u32,
     /// Length in bytes.
     pub len: u64,
-    /// Offset of the first byte in the bytes of memory.
+    /// Offset of the first byte in the saved memory contents.
     pub offset: u64,
 }
 
-/// State of a VM, without its configuration and the bytes of its memory.
+/// State of a VM, without its configuration and its memory contents.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmState {
@@ -82,10 +82,10 @@ pub struct VmState {
 
 impl VmState {
     /// Checks the state as a whole: its version, the number of vCPUs, and its RAM. `vcpus` is the range from the number of vCPUs at boot to
-    /// their maximum number. `memory_len` is the number of bytes of memory.
+    /// their maximum number. `memory_len` is the length of the saved memory contents in bytes.
     ///
     /// # Errors
-    /// The state breaks a rule.
+    /// The state is invalid.
     pub fn check(&self, vcpus: &RangeInclusive<u32>, wanted: &MemoryConfig, memory_len: u64) -> Result<(), StateError> {
         if self.version != VERSION {
             return Err(StateError::Version { kind: "snapshot", wanted: VERSION, found: self.version });

@@ -16,7 +16,7 @@ use super::{MemoryFile, RamRange, StateSink, StateSource, VmStateError};
 use crate::arch::layout::zone_ranges;
 use crate::memory;
 
-/// Writes these ranges of RAM to `sink`. Each range is one region. Returns their offsets.
+/// Writes these ranges of RAM to `sink`. Each range must be one region. Returns the ranges with their offsets in the saved memory contents.
 ///
 /// # Errors
 /// A range is not RAM, or its bytes cannot be written.
@@ -71,7 +71,7 @@ pub fn restore(source: &dyn StateSource, ram_size: u64, prefault: bool) -> Resul
     Ok(ram)
 }
 
-/// Fills a new region. Returns the file of `source` if the region's pages are read from it on first touch.
+/// Fills a new region. Returns the file of `source` if the region maps this file.
 fn fill<'s>(
     region: &RamRegion,
     zone: &MemoryZoneConfig,
@@ -105,7 +105,8 @@ fn clear(region: &RamRegion) -> io::Result<()> {
     Ok(retry_on_intr(|| fallocate(place.file(), flags, place.start(), region.len()))?)
 }
 
-/// Maps the region's bytes from `file`, starting at `offset`. Pages are read on first touch, or now if `prefault`.
+/// Maps the region's bytes from `file`, starting at `offset`. Each page is read on its first access. If `prefault` is set, all pages are
+/// read now.
 fn map_lazily(
     region: &RamRegion,
     file: &MemoryFile<'_>,
@@ -160,7 +161,8 @@ mod tests {
         assert!(taken < 1 << 20, "{taken} bytes");
     }
 
-    /// Saves a VM in memory whose RAM is one zone of the file at `path`. The byte at `LEN / 2` is 7, and all others are zero.
+    /// Returns the saved state of a VM whose RAM is one zone with the file at `path`. The byte at `LEN / 2` is 7, and all other bytes are
+    /// zero.
     fn saved(path: &Path, shared: bool) -> InMemorySource {
         let zone = json!({"id": "z", "size": LEN, "file": path, "shared": shared});
         let config = json!({"payload": {"kernel": "/k"}, "memory": {"size": 0, "zones": [zone]}});

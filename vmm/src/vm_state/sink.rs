@@ -9,7 +9,7 @@ use vm_memory::VolatileSlice;
 
 use super::{VmState, VmStateError};
 
-/// Destination of a VM's state. Memory is appended first, then [`finish`](Self::finish) is called once.
+/// Destination of a VM's state. The caller first appends the memory contents, then calls [`finish`](Self::finish) once.
 pub trait StateSink {
     /// Appends the bytes of `memory`, whose length is a multiple of the page size. Returns the offset of the first byte.
     ///
@@ -24,7 +24,7 @@ pub trait StateSink {
     /// As for [`append`](Self::append).
     fn append_file(&mut self, memory: &File, at: u64, len: usize) -> Result<u64, VmStateError>;
 
-    /// Completes the state. On error, no state is left.
+    /// Completes the state. On error, the destination contains no state.
     ///
     /// # Errors
     /// The configuration or the state cannot be written.

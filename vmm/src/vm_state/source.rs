@@ -23,15 +23,15 @@ pub trait StateSource {
     /// Copies the bytes from `offset` on into `memory`, which must be all zero.
     ///
     /// # Errors
-    /// The bytes cannot be read, or are fewer than `memory` holds.
+    /// The bytes cannot be read, or the source has fewer bytes than `memory`.
     fn read(&self, offset: u64, memory: &VolatileSlice<'_>) -> Result<(), VmStateError>;
 
-    /// Returns the file with all bytes of memory, if the source has one. The file does not change, so it can be mapped and read page by
-    /// page.
+    /// Returns the file with the saved memory contents, if the source has such a file. The file does not change, so it can be mapped and
+    /// read page by page.
     fn file(&self) -> Option<MemoryFile<'_>>;
 }
 
-/// File with the bytes of memory.
+/// File with the saved memory contents.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryFile<'f> {
     /// The file, open for reading.

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Time as seen by callers that wait for a queue.
+//! Clock for callers that wait for a queue.
 
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::State;
 
-/// Clock for waits with a time limit.
+/// Clock that measures the time limits of waits.
 pub(super) trait Clock: Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Instant;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Output by a separate thread, for the log, events and consoles. The file may be a pipe whose reader has stopped reading. This must not
-//! stop the VM.
+//! Output by a separate thread, for the log, events and consoles. The file may be a pipe whose reader has stopped reading. Such a reader
+//! must not stop the VM.
 
 mod clock;
 mod output;
@@ -21,18 +21,18 @@ use self::clock::{Clock, HostClock};
 use self::output::{Notice, Output, Pen, Written, lines};
 use crate::process::thread_roles::WRITER;
 
-/// Maximum bytes that are joined for one write. A slow serial line (9600 bits a second) transmits these bytes in about 0.3 s. So even with
-/// a slow reader, writes complete often enough to show that the reader still reads.
+/// Maximum bytes that the queue joins for one write. A slow serial line (9600 bits a second) transmits these bytes in about 0.3 s. So even
+/// with a slow reader, writes complete often enough to show that the reader still reads.
 const PIECE: usize = 256;
-/// Maximum bytes that are joined for one write to a file on a disk. A disk has no slow reader, and a system call costs more than writing
-/// 256 bytes to a disk.
+/// Maximum bytes that the queue joins for one write to a file on a disk. A disk has no slow reader, and a system call costs more than
+/// writing 256 bytes to a disk.
 const DISK_PIECE: usize = 4 << 10;
 
-/// Maximum time of one wait of a caller.
+/// Maximum time of one step of a caller's wait.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Bounded queue of bytes or lines, and the thread that writes them. After the queue is dropped, the thread writes the remaining bytes
-/// while the process lives.
+/// Bounded queue of bytes or lines, and the thread that writes them. After the queue is dropped, the thread continues until it has written
+/// all queued bytes, or the process ends.
 pub struct QueuedWriter(Arc<Shared>);
 
 struct Shared {
@@ -40,11 +40,11 @@ struct Shared {
     name: &'static str,
     /// Maximum bytes that are queued or being written.
     limit: u64,
-    /// Maximum bytes that are joined for one write.
+    /// Maximum bytes that the queue joins for one write.
     piece: usize,
     /// Function that makes the line that reports lost lines. `None` if this is not a queue of lines.
     notice: Option<Notice>,
-    /// True if the log does not report lost output, because this queue belongs to the log itself.
+    /// True if failed writes are not logged, because this queue belongs to the log itself.
     quiet: bool,
     clock: Box<dyn Clock>,
     state: Mutex<State>,
@@ -59,11 +59,11 @@ struct State {
     waiting: VecDeque<Vec<u8>>,
     /// Total bytes queued so far.
     queued: u64,
-    /// Total bytes of `queued` that were written, or could not be written.
+    /// Total bytes of `queued` that the thread has written, or failed to write.
     written: u64,
-    /// Callers that wait for room, in order of arrival.
+    /// Numbers of the callers that wait for room, in order of arrival.
     pushing: VecDeque<u64>,
-    /// Number of pushes that had to wait so far.
+    /// Number of callers that had to wait for room so far.
     waited: u64,
     /// True if a push timed out and nothing was written since.
     stuck: bool,
@@ -71,9 +71,9 @@ struct State {
     abandoned: bool,
     /// True if a line found no room and the queue has been more than half full since.
     full: bool,
-    /// Bytes or lines that were not queued and are not reported yet.
+    /// Number of bytes or lines that were lost before they were queued, and are not reported yet.
     unreported: u64,
-    /// Total bytes or lines lost so far.
+    /// Number of bytes or lines lost so far.
     lost: u64,
     closed: bool,
 }
@@ -110,8 +110,8 @@ impl QueuedWriter {
         Self::start(shared, Pen::new(file, u64::MAX))
     }
 
-    /// Creates a queue for lines of the log itself. The log does not report failed writes of this queue. Lines are queued until the
-    /// returned thread is started.
+    /// Creates a queue for lines of the log itself. Failed writes of this queue are not logged. Lines stay in the queue until the returned
+    /// thread is started.
     pub fn of_log(
         name: &'static str,
         file: File,
@@ -130,8 +130,8 @@ impl QueuedWriter {
         Ok(Self(shared))
     }
 
-    /// Queues one or more whole lines, without waiting. If there is no room, the lines are lost and counted, and the result is false.
-    /// From then on, all lines are lost until the queue is half empty.
+    /// Queues one or more whole lines, without waiting. If the queue has no room, drops and counts the lines, and returns false. Further
+    /// lines are also dropped, until the queue is half empty.
     pub fn push_lines(&self, text: &[u8]) -> bool {
         let mut state = self.0.lock();
         if state.full || !self.0.has_room(&state, text) {
@@ -145,7 +145,7 @@ impl QueuedWriter {
         true
     }
 
-    /// Counts lines that were lost before they reached this queue. A notice before the next line reports these lines.
+    /// Counts lines that were lost before they reached this queue. Before the next line, a notice reports the number of these lines.
     pub fn add_lost(&self, lines: u64) {
         let mut state = self.0.lock();
         state.unreported += lines;
@@ -157,9 +157,9 @@ impl QueuedWriter {
         self.0.lock().lost
     }
 
-    /// Queues `bytes` as a whole, and waits at most `timeout` for room. Callers get room in order of arrival. After a timeout, later bytes
-    /// that find no room are lost without waiting, until the thread has written something again. The log then reports the number of lost
-    /// bytes.
+    /// Queues all of `bytes` or nothing. Waits at most `timeout` for room. Callers get room in order of arrival. After a timeout, calls
+    /// that find no room drop their bytes without waiting, until the thread has written something again. Then the log reports the number of
+    /// dropped bytes.
     pub fn push(&self, bytes: &[u8], timeout: Duration) {
         let mut state = self.0.lock();
         let goes_on = |state: &State, first: bool| state.stuck || first && self.0.has_room(state, bytes);
@@ -179,7 +179,7 @@ impl QueuedWriter {
                 }
             }
             state.pushing.retain(|other| *other != turn);
-            // Wake the next caller. It may also find room, or may no longer need to wait.
+            // The next caller may also find room, or may no longer need to wait.
             self.0.emptied.notify_all();
         }
         if self.0.has_room(&state, bytes) {
@@ -263,7 +263,7 @@ impl Shared {
 
     /// Waits until something was written, but at most `left` and at most one step. Returns the part of `left` that was used.
     ///
-    /// If the whole machine was suspended meanwhile, the suspension counts as at most one step, because the writing thread was suspended
+    /// If the whole machine was suspended meanwhile, at most one step of the suspension counts, because the writing thread was suspended
     /// too.
     fn wait<'a>(&self, state: MutexGuard<'a, State>, left: Duration) -> (MutexGuard<'a, State>, Duration) {
         let (begun, step) = (self.clock.now(), left.min(STEP));
@@ -271,8 +271,8 @@ impl Shared {
         (state, self.clock.now().saturating_duration_since(begun).min(step))
     }
 
-    /// True if `bytes` fit. An empty queue takes any number of bytes. Up to [`PIECE`] bytes fit if any room is left. Otherwise a caller
-    /// that pushes single bytes would leave no room for larger pushes.
+    /// True if the queue has room for `bytes`. An empty queue accepts any number of bytes. If any room is left, the queue accepts up to
+    /// [`PIECE`] bytes. Without this rule, a caller that pushes single bytes would leave no room for larger pushes.
     fn has_room(&self, state: &State, bytes: &[u8]) -> bool {
         let unwritten = state.queued - state.written;
         unwritten == 0
@@ -292,7 +292,7 @@ impl Shared {
         }
     }
 
-    /// Reports lost lines at their place: after the queued lines, and before any later line.
+    /// Queues the notice about lost lines, after the lines that are already queued.
     fn report_lost(&self, state: &mut State) {
         if let Some(notice) = &self.notice
             && state.unreported > 0
@@ -302,7 +302,7 @@ impl Shared {
         }
     }
 
-    /// Records that a piece was written or lost.
+    /// Records that the thread has finished a piece of `len` bytes. `lost` of its bytes or lines could not be written.
     fn wrote(&self, len: usize, lost: u64) {
         let mut state = self.lock();
         state.written += len as u64;
@@ -334,7 +334,7 @@ impl Shared {
             self.wrote(piece.len(), lost);
             match result {
                 Ok(()) => failing = false,
-                // Logged once, because failures may repeat without limit.
+                // Only the first of successive failures is logged, because a failure may repeat without limit.
                 Err(error) if !failing && !self.quiet => {
                     failing = true;
                     log::warn!("{}: output is lost: {error}{}", self.name, file_size::hint(&error));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The file that a queue's thread writes to, and the recovery of a queue of lines from failed writes.
+//! File that a queue's thread writes to. After a failed write, output of lines continues with a notice and whole lines.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use rustix::fs::fstat;
 
 /// File or stream that a queue's thread writes to.
 pub(super) trait Output: Send {
-    /// Writes some of `bytes`, and waits as long as necessary.
+    /// Writes some of `bytes`, and waits as long as necessary. Returns the number of written bytes.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
 
     /// Returns the size of the file in bytes.
@@ -41,7 +41,7 @@ fn ignore_interrupt(error: rustix::io::Errno) -> rustix::io::Result<usize> {
     if error == rustix::io::Errno::INTR { Ok(0) } else { Err(error) }
 }
 
-/// Function that makes the line that reports `count` lost lines, with its line break.
+/// Function that takes the number of lost lines, and returns the line that reports this number, with a line break.
 pub(super) type Notice = Box<dyn Fn(u64) -> Vec<u8> + Send + Sync>;
 
 /// Writing end of a queue, which the queue's thread uses.
@@ -49,7 +49,7 @@ pub(super) struct Pen<O> {
     output: O,
     /// Maximum size of the file in bytes.
     most: u64,
-    /// Lines that could not be written and that no notice has reported yet.
+    /// Number of lines that could not be written and that no notice has reported yet.
     failed: u64,
     /// True if the last write ended within a line.
     in_line: bool,
@@ -112,7 +112,7 @@ impl<O: Output> Pen<O> {
         (done, Ok(()))
     }
 
-    /// Checks that the file has room for `more` bytes. Truncating the file makes room.
+    /// Checks that `more` bytes would not exceed the file's maximum size. If the user truncates the file, it has room again.
     fn check_size(&self, more: usize) -> io::Result<()> {
         if self.most == u64::MAX {
             return Ok(());
@@ -128,7 +128,7 @@ impl<O: Output> Pen<O> {
     }
 }
 
-/// Returns the number of line ends in `bytes`.
+/// Returns the number of line breaks in `bytes`.
 pub(super) fn lines(bytes: &[u8]) -> u64 {
     bytes.iter().filter(|byte| **byte == b'\n').count() as u64
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of queues with outputs that take nothing, a little, or everything. No test depends on the speed of the machine: time passes only
-//! as the test determines.
+//! Tests of queues with outputs that accept no bytes, some bytes, or all bytes. No test depends on the speed of the machine, because the
+//! tests control the clock.
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -30,7 +30,7 @@ impl Clock for Frozen {
     }
 }
 
-/// Clock on which each wait takes its full time. With a gate, each wait also lets one write complete.
+/// Clock that each wait advances by the full limit of the wait. With a gate, each wait also lets one write complete.
 struct Hasty {
     gate: Option<Gate>,
     start: Instant,
@@ -118,7 +118,7 @@ fn queue_of_lines(gate: &Gate, clock: Box<dyn Clock>) -> QueuedWriter {
     QueuedWriter::start(shared, Pen::new(gate.clone(), u64::MAX)).unwrap()
 }
 
-/// Creates a full queue, whose output takes nothing. Also returns the queued bytes.
+/// Creates a full queue, whose output accepts nothing. Also returns the queued bytes.
 fn full(clock: Box<dyn Clock>) -> (Gate, QueuedWriter, Vec<u8>) {
     let gate = Gate::default();
     let queue = queue(&gate, clock);
@@ -358,7 +358,7 @@ fn lines_without_room_are_dropped_whole_and_reported_in_place() {
     let line = |number: u32| format!("{number:0>999}\n");
     let taken = (0..100).filter(|number| queue.push_lines(line(*number).as_bytes())).count();
     assert_eq!(taken, 16);
-    // A short line would fit into the queue, but it would come before the report of the lost lines.
+    // A short line would fit into the queue, but the report of the lost lines must precede it. So the line is lost too.
     assert!(!queue.push_lines(b"short\n"));
     assert_eq!(queue.lost(), 85);
     gate.open(u64::MAX);
