@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Snapshots of a real `carom` process whose small guest can get more RAM. Some tests add RAM before the snapshot.
+//! Tests snapshots of a real `carom` process with a small guest to which RAM can be added. Some tests add RAM before the snapshot.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 
@@ -20,12 +20,12 @@ use program::{call, put, start};
 use tiny_guest::elf;
 
 const MIB: u64 = 1 << 20;
-/// RAM at boot. It fills the addresses for RAM below 4 GiB, so that added RAM moves the end of RAM.
+/// Size of RAM at boot. This RAM fills all addresses for RAM below 4 GiB, so that added RAM moves the end of RAM.
 const SIZE: u64 = 3072 * MIB;
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
 
-/// Boots a guest that can get 512 MiB more RAM, with `more` in its configuration.
+/// Boots a guest to which 512 MiB of RAM can be added. `more` contains further fields of its configuration.
 fn boot(dir: &Path, more: &Value) {
     fs::write(dir.join("kernel"), elf(HALT)).unwrap();
     // Holes of shared memory stay holes in the snapshot, so saving and restoring is fast.
@@ -59,7 +59,7 @@ fn vm_with_high_windows_is_restored_after_ram_hotplug() {
     put(dir, "vm.reboot", None);
     put(dir, "vm.resize", Some(&json!({"desired_ram": SIZE + 512 * MIB})));
     save_and_restore(dir, "more");
-    // The next boot has all current RAM from the start.
+    // At the next boot, the guest has all current RAM from the start.
     put(dir, "vm.shutdown", None);
     put(dir, "vm.boot", None);
     save_and_restore(dir, "all");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Answers when the host fails and when too many clients call. The server and the control thread are real. The VM has no guest,
-//! and its steps fail or last as long as a test wants.
+//! Tests the API's answers if an operation of the host fails, and if too many calls wait. The server and the control thread are real. The
+//! VM has no guest, and its operations fail or last as long as a test wants.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -25,10 +25,10 @@ use vmm::vm_state::{StateSink, StateSource};
 
 use http::{LIMIT, connect, receive, send};
 
-/// Maximum number of waiting calls (docs/api.md).
+/// Maximum number of API calls that wait for the control thread (docs/api.md).
 const MAX_CALLS: usize = 128;
 
-/// State of the power button. The first call presses the button, and the test releases it.
+/// State of the power button. The first `vm.power-button` call presses the button, and the test releases the button.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Button {
     Untouched,
@@ -156,8 +156,8 @@ fn calls_beyond_the_waiting_limit_get_429_until_others_end() {
         };
         call();
         await_button(Button::Down);
-        // One call is in progress. The following calls fill the queue and exceed it by `BEYOND` calls. The test cannot know which of these
-        // calls are rejected.
+        // One call is in progress. The following calls fill the queue, and `BEYOND` calls exceed its maximum. The test cannot know which of
+        // these calls are rejected.
         (1..MAX_CALLS + BEYOND).for_each(|_| call());
         let answer = || answers.recv_timeout(LIMIT).unwrap();
         for _ in 0..BEYOND {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Bus mastering of an emulated device, in a real `carom` process with its own guest (`bus_master/guest.c`).
+//! Tests bus mastering of an emulated device, in a real `carom` process with a special guest (`bus_master/guest.c`).
 //!
 //! Without access to `/dev/kvm` or without a compiler, this test does nothing.
 
@@ -67,8 +67,7 @@ fn device_writes_no_memory_while_its_bus_mastering_is_off() {
     let Some(kernel) = c_guest::build("bus_master", &[], dir.path()) else { return };
     let source = dir.path().join("source");
     mknodat(CWD, &source, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    // Both ends of the FIFO are open, so that a read of the source waits for bytes instead of reaching the
-    // end.
+    // The test opens both ends of the FIFO. So a read of the source waits for bytes, and does not return the end of the file.
     let mut source = File::options().read(true).write(true).open(source).unwrap();
     let kernel = kernel.display().to_string();
     let (rng, serial) = (format!("src={}", path("source")), format!("socket={}", path("serial")));
@@ -79,7 +78,7 @@ fn device_writes_no_memory_while_its_bus_mastering_is_off() {
     guest.go_on();
     assert_eq!(guest.said(), '-', "the source has no bytes yet");
     source.write_all(&[0xa5; 16]).unwrap();
-    // Resuming the VM does not resume the device.
+    // Pause and resume do not make the device serve the request, because its bus mastering is off.
     put(dir.path(), "vm.pause", None);
     put(dir.path(), "vm.resume", None);
     thread::sleep(SOON);

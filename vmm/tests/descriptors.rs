@@ -35,7 +35,8 @@ use tiny_guest::elf;
 /// `O_CLOEXEC` in `/proc/PID/fdinfo` (x86-64).
 const CLOEXEC: u32 = 0o2_000_000;
 
-/// Lock of a test while it passes descriptors on, because any other process that is started meanwhile would inherit the descriptors.
+/// Lock that a test holds while it passes descriptors to a process. Otherwise a process that another test starts meanwhile would inherit
+/// the descriptors.
 static PASSING: Mutex<()> = Mutex::new(());
 
 /// Descriptors that a process inherits, and its options.
@@ -89,7 +90,7 @@ fn passed_on(process: u32) -> BTreeSet<i32> {
     stay.map(|entry| entry.file_name().to_str().unwrap().parse().unwrap()).collect()
 }
 
-/// Waits until the guest echoes a byte. Input before the guest runs is lost.
+/// Sends bytes until the guest echoes a byte. Input that arrives before the guest runs is lost.
 fn wait_for_echo(serial: &Path) {
     let mut stream = UnixStream::connect(serial).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -216,7 +217,7 @@ fn wrong_descriptor_for_an_option_is_refused_naming_both() {
         let number = given.pass(&fd).to_string();
         let named = |text: &str| text.replace("fd=N", &format!("fd={number}")).replace("/N", &format!("/{number}"));
         let shared = ["--kernel", &kernel, "--memory", "size=64M,shared=on", "--serial", "null"];
-        // These options must not occur twice, because that is an error.
+        // `--serial` must not occur twice, because this would be an error of its own.
         let shared = if options.contains("--serial") { &shared[..4] } else { &shared[..] };
         let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
         let output = command.args(shared).args(named(options).split(' ')).stdin(Stdio::null()).output().unwrap();

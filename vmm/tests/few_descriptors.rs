@@ -28,7 +28,7 @@ fn log_within(limit: u64) -> Option<String> {
     let dir = dir.path();
     let log = dir.join("log");
     let mut carom = start(dir, &["--log-file", log.to_str().unwrap()])?;
-    // The test sets the limit from outside, because the program raises its own limit to the maximum.
+    // The test sets the limit after the start, because the program raises its limit to the maximum when it starts.
     let pid = Pid::from_child(&carom.0);
     prlimit(Some(pid), Resource::Nofile, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
     fs::write(dir.join("kernel"), elf(HALT)).unwrap();

@@ -145,8 +145,8 @@ fn snapshot_beyond_the_limit_fails_and_leaves_no_files() {
     ends_in_order(&mut carom);
 }
 
-/// Creates a qcow2 image of 1 MiB without data: header, reference table, reference counts and L1 table, of one cluster each. Returns
-/// its size in bytes.
+/// Creates a qcow2 image of a disk of 1 MiB without data. The header, the refcount table, a refcount block and the L1 table have one
+/// cluster each. Returns the size of the image in bytes.
 fn make_qcow2(path: &Path) -> u64 {
     const CLUSTER: u64 = 0x1_0000;
     let file = File::create_new(path).unwrap();

@@ -46,7 +46,7 @@ impl Guest {
         put(self.dir.path(), name, body);
     }
 
-    /// Returns all complete lines since the serial port was opened. The first line may have begun earlier.
+    /// Returns all complete lines that were printed since the serial port was opened. Omits a first line that began earlier.
     fn lines(&self) -> Vec<Seen> {
         let text = fs::read_to_string(self.path("serial")).unwrap_or_default();
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Failing host calls: a real `carom` process builds a VM whose guest prints a letter and powers off. In each run, another kernel call
+//! Failing host calls: a real `carom` process builds a VM whose guest prints a letter and powers off. In each run, a different kernel call
 //! fails. Either the VM works, or the program ends with one line that says what failed, and leaves no files behind.
 //!
 //! strace makes calls fail by changing the number of a call before the kernel sees it. A system call filter would see the changed number,
@@ -155,7 +155,7 @@ fn failing_host_call_is_reported_or_does_not_matter() {
                 }
                 _ => panic!("{what}"),
             }
-            // A file that cannot be examined may belong to another process by now, so it is not removed.
+            // If `statx` fails, the program does not remove a file, because the file may belong to another process by now.
             for left in ["vsock", "api.sock", "api.sock.lock"].iter().filter(|_| *call != "statx") {
                 assert!(!at(left).exists(), "{left} is left: {what}");
             }

@@ -5,12 +5,12 @@
 //!
 //! The test runs two seeds for 12 s each. `CAROM_HOSTILE_SECONDS` sets a longer time. `CAROM_HOSTILE_SEEDS` (`7,8,9`) replays seeds.
 //! Without access to `/dev/kvm` or without a compiler, the test does nothing. `CAROM_HOSTILE_DEVICES` adds host devices, as a
-//! comma-separated list of addresses (`0000:00:04.0,0000:00:05.0`). In the rig, a test with a real guest runs this test with host devices
-//! (`tests/integration/tests/guest/hostile_guest.rs`).
+//! comma-separated list of addresses (`0000:00:04.0,0000:00:05.0`). In the test rig (`docs/rig.md`), an integration test runs this test
+//! with the rig's devices (`tests/integration/tests/guest/hostile_guest.rs`).
 //!
-//! While a third guest runs, strace makes calls to the host's kernel fail. `CAROM_HOSTILE_FAULTS` is a comma-separated list of other
-//! seeds for this guest. With each of these seeds, the kinds of calls fail one after another, for some 4 s each. With host devices, calls
-//! fail only if this variable is set.
+//! While a third guest runs, strace makes calls to the host's kernel fail. `CAROM_HOSTILE_FAULTS` is a comma-separated list of other seeds
+//! for this guest. With each of these seeds, one kind of call fails for some 4 s, then the next kind. With host devices, calls fail only if
+//! this variable is set.
 //!
 //! With AddressSanitizer (`scripts/test sanitizers`), the program's system calls are not filtered, because reports need further calls.
 
@@ -39,7 +39,7 @@ use program::{call, command, has_kvm, start_by, wait_until};
 
 const SEEDS: &str = "1,2";
 const SECONDS: u64 = 12;
-/// Maximum time of an operation or of a query. It ends a hanging test, but is long enough for a busy machine.
+/// Maximum time of an operation or of a query. It is long enough for a busy machine, and ends a hanging test.
 const OPERATION: Duration = Duration::from_secs(60);
 /// Maximum numbers of the program's descriptors, threads and mappings, and maximum resident memory. The guest has 64 MiB of RAM.
 const DESCRIPTORS: usize = 150;
@@ -52,7 +52,7 @@ const RESIDENT_KIB: u64 = if cfg!(careful) { 768 << 10 } else { 320 << 10 };
 /// Budget of the windows in `--iommu-bounce`, and size of a chunk.
 const WINDOWS: u64 = 8 << 20;
 const CHUNK: u64 = 2 << 20;
-/// Maximum bytes of the log, and of events, per minute.
+/// Maximum bytes that the log grows per minute. The same maximum applies to the events.
 const WRITTEN: u64 = 1 << 20;
 /// A guest that did not reset itself pauses at its start (see `guest.c`). The pause lasts 2 to the power of `QUIET` cycles. On an
 /// emulated machine the pause is longer, because the test needs longer to stop the guest.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Hostile vfio-user servers, which delay their clients or request memory without end, with a real `carom` process. Its guest makes the
-//! device a bus master and turns MSI-X on and off. Pause, reboot, shutdown and SIGTERM still finish within 10 s, and the log stays small.
+//! Tests a real `carom` process with hostile vfio-user servers, which delay their client or send memory accesses without end. The guest
+//! makes the device a bus master and turns MSI-X on and off. Pause, reboot, shutdown and SIGTERM still finish within 10 s, and the log
+//! stays small.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 
@@ -52,7 +53,7 @@ const RESET: u16 = 13;
 const ANSWER: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
-/// RAM that the guest does not use.
+/// Address of RAM that the guest does not use.
 const IDLE_RAM: u64 = 0x100_0000;
 /// Index of the region of configuration space, and index of the MSI-X interrupts.
 const CONFIG: u32 = 7;
@@ -77,10 +78,10 @@ struct Manner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asks {
     Nothing,
-    /// The server sends reads of unmapped addresses without end, with the flag that forbids replies. The device is behind the
+    /// The server requests reads of unmapped addresses without end, with the flag that forbids replies. The device is behind the
     /// virtio-iommu.
     Unmapped,
-    /// The server sends reads of 1 MiB of RAM without end, and takes the replies in pieces of 8 KiB.
+    /// The server requests reads of 1 MiB of RAM without end, and receives the replies in pieces of 8 KiB.
     Drained,
     /// The server writes to RAM during each reset of the device.
     WhileReset,
@@ -94,7 +95,7 @@ struct Seen {
     /// Number of refused writes and number of completed writes during resets.
     refused: AtomicU32,
     done: AtomicU32,
-    /// Number of reads that the server has sent so far.
+    /// Number of reads that the server has requested so far.
     questions: AtomicU32,
     /// True if the test ends.
     over: AtomicBool,
@@ -152,7 +153,7 @@ fn flood(socket: &Mutex<UnixStream>, message: &[u8], seen: &Seen) {
     }
 }
 
-/// Requests a write while the client waits for a reset, and reads the reply.
+/// Requests a write to RAM while the client waits for the end of a reset, and reads the reply to the request.
 fn write_in_reset(socket: &UnixStream, sender: &Mutex<UnixStream>, seen: &Seen) -> Option<()> {
     sender.lock().unwrap().write_all(&access(DMA_WRITE, 0, IDLE_RAM, 8, &[0x5a; 8])).ok()?;
     let header = receive(socket, 16, &mut Vec::new())?;
@@ -166,7 +167,7 @@ fn write_in_reset(socket: &UnixStream, sender: &Mutex<UnixStream>, seen: &Seen) 
 fn serve(socket: &UnixStream, manner: Manner, seen: &Arc<Seen>) -> Option<()> {
     let (mut config, mut kept, asked) = (config(), Vec::new(), &seen.asked);
     asked.store(0, Ordering::Relaxed);
-    // The lock makes each thread send whole messages.
+    // The lock ensures that the messages of different threads do not mix.
     let sender = Arc::new(Mutex::new(socket.try_clone().ok()?));
     let ask = |message: Vec<u8>| {
         let (sender, seen) = (sender.clone(), seen.clone());

@@ -71,7 +71,7 @@ fn url(dir: &Path, name: &str) -> String {
     format!("file://{}", dir.join(name).display())
 }
 
-/// Saves a VM to `allowed/snapshot` with a program that ends afterwards.
+/// Starts the program, saves a VM to `allowed/snapshot`, and ends the program.
 fn save(dir: &Path, config: &Value) {
     let _carom = start(dir, &[]);
     create_and_boot(dir, config);
@@ -139,7 +139,7 @@ fn vm_reaches_only_files_of_its_configuration_and_rules() {
         assert!(status >= 400 && text.contains("/snapshot: ") && text.ends_with(BLAMED), "{status} {answer}");
         put(dir, "vm.snapshot", Some(&to("allowed/snapshot")));
 
-        // The restriction is not repeated at each boot, because the kernel allows only 16 restrictions.
+        // The program restricts itself only at the first boot, because the kernel allows only 16 restrictions of a process.
         for _ in 0..20 {
             put(dir, "vm.shutdown", None);
             put(dir, "vm.boot", None);
@@ -354,7 +354,7 @@ fn snapshot_names_no_file_beyond_the_command_line() {
     File::create(dir.join("allowed/other")).unwrap().set_len(1 << 20).unwrap();
     adds_disk(dir, "allowed/other");
     refuses_outside(dir, BEYOND);
-    // The program itself checks the path of a socket, because the kernel lets any thread connect to a socket.
+    // The program itself checks the path of a socket, because Landlock does not restrict connections to sockets.
     put(dir, "vm.delete", None);
     let shared =
         json!({"payload": {"kernel": dir.join("allowed/kernel")}, "memory": {"size": 64 << 20, "shared": true}});

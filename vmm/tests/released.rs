@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests that a real `carom` process releases the host's files, sockets and interfaces: when it ends in any way, answers
-//! `vm.shutdown`, or removes a disk.
+//! Tests that a real `carom` process releases the host's files, sockets and interfaces. It must release them when it ends in any way. It
+//! must release a VM's files before it answers `vm.shutdown`, and a disk's files when it removes the disk.
 //!
 //! The guest (`busy_disk_guest/guest.c`) keeps writing to its disk. `CAROM_KILLS` is the number of times that the process is killed, 2
 //! by default. Without access to `/dev/kvm` or without a compiler, these tests do nothing.
@@ -270,7 +270,7 @@ fn file_system_of_images_is_unmounted_at_once() {
         }
         let disk = format!("path={}", mount.join("image").display());
         let pmem = format!("file={}", mount.join("pmem").display());
-        // Persistent memory has no requests that outlive the process.
+        // A killed process has only persistent memory, because requests of a disk may outlive the process.
         let killed = round % 2 == 1;
         let options = ["--pmem", &pmem, "--disk", &disk];
         let mut carom = site.start(&options[..if killed { 2 } else { 4 }]);

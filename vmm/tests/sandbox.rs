@@ -93,8 +93,8 @@ fn process_with_a_thread_of_a_role() {
     sandbox::start(role, "test".into(), work).unwrap().join().unwrap();
 }
 
-/// Runs `work` in the thread that starts the other threads. This thread only starts threads. But if it cannot start one, it drops the
-/// closure of that thread. Here, dropping the closure runs `work`.
+/// Runs `work` in the thread that starts the other threads. This thread only starts threads. If it cannot start a thread, it drops the
+/// closure of that thread. In this test, dropping the closure runs `work`.
 fn in_starter(work: fn()) {
     struct AtItsEnd(fn());
     impl Drop for AtItsEnd {
@@ -183,19 +183,19 @@ fn lose_huge_page() {
     assert!(KEPT.set((mapped, register(range, origin))).is_ok());
 }
 
-/// Prints the lost memory.
+/// Prints a description of the memory that the host has lost.
 fn lost_memory() {
     eprintln!("it was: {:?}", missing_memory());
 }
 
-/// Does what any thread may do: allocates, reads the time, waits, panics, starts another thread.
+/// Does all that every thread may do: allocates memory, reads the time, waits, panics, and starts another thread.
 fn ordinary() {
     let many: Vec<Vec<u8>> = (1..200).map(|len| vec![1; len * 1000]).collect();
     std::thread::sleep(std::time::Duration::from_millis(1));
     let panicked =
         std::panic::catch_unwind(|| assert!(std::time::Instant::now().elapsed().is_zero(), "{}", many.len()));
     drop(many);
-    // The thread that starts the other threads cannot start a thread here, because it would wait for itself.
+    // Here, the thread that starts the other threads cannot start one more, because it would wait for itself.
     if std::thread::current().name() != Some(STARTER) {
         sandbox::start(rng::ROLE, "another".into(), || eprintln!("another one")).unwrap().join().unwrap();
     }
@@ -341,7 +341,7 @@ fn foreign_call_without_a_filter_is_made() {
     assert_eq!(refused, Vec::<&str>::new());
 }
 
-/// The calls are divided between the roles. With `CAROM_SANDBOX_ALL`, each role makes all calls.
+/// Each role makes only a part of the calls. With `CAROM_SANDBOX_ALL`, each role makes all calls.
 #[test]
 fn foreign_call_ends_the_process() {
     let other = Other::start();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The serial port of a real `carom` process with a small guest. Some readers of its output read slowly or not at all.
+//! Tests the serial port of a real `carom` process with a small guest. Some readers of the port's output read slowly or not at all.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 
@@ -81,7 +81,7 @@ impl Carom {
         info["config"]["serial"].take()
     }
 
-    /// Waits until the program has dropped some of the guest's output because its reader reads nothing.
+    /// Waits until the program has dropped some of the guest's output, because the reader of the output reads nothing.
     fn loses_output(&self) {
         self.serial();
         wait_until("the guest's output is dropped", || {
@@ -89,7 +89,7 @@ impl Carom {
         });
     }
 
-    /// Waits for the process. Returns its exit status and its standard error.
+    /// Waits until the process ends. Returns its exit status and its standard error.
     fn wait(&mut self) -> (Option<i32>, String) {
         let status = self.process.ended();
         (status.code(), self.said())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals whose default action ends a process, sent to a real `carom` process.
+//! Sends signals whose default action ends a process to a real `carom` process.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 
@@ -23,7 +23,7 @@ const IGNORED: [i32; 7] =
     [libc::SIGXFSZ, libc::SIGPIPE, libc::SIGUSR2, libc::SIGVTALRM, libc::SIGPROF, libc::SIGIO, libc::SIGSTKFLT];
 /// Signals that end the VM cleanly.
 const ENDING: [i32; 6] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGALRM, libc::SIGXCPU, libc::SIGPWR];
-/// Signals that end the process immediately, with a core dump if the host enables core dumps.
+/// Signals that end the process immediately. All except SIGKILL cause a core dump, if the host enables core dumps.
 const CORE: [i32; 8] = [
     libc::SIGQUIT,
     libc::SIGTRAP,
@@ -34,7 +34,7 @@ const CORE: [i32; 8] = [
     libc::SIGSEGV,
     libc::SIGKILL,
 ];
-/// Signals that do not end a process by default, or that Carom handles for other reasons.
+/// Signals that do not end a process by default, or that Carom itself uses (SIGUSR1, SIGSYS).
 const OTHERS: [i32; 10] = [
     libc::SIGUSR1,
     libc::SIGSYS,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Configured slots of devices, in a real `carom` process with a small guest.
+//! Tests the PCI slots that a configuration assigns to devices, in a real `carom` process with a small guest.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 

@@ -127,7 +127,7 @@ fn dropped_lines_of_standard_error_are_counted_and_reported() {
     let Some(mut carom) = start(dir.path(), &[], writer.into()) else { return };
     let lost = lose_lines(dir.path());
     read_on(dir.path(), reader, filled, lost);
-    // The program also continues if the pipe has no reader.
+    // The program also continues if the pipe has no reader any more.
     ping(dir.path());
     assert_eq!(carom.terminate().code(), Some(0));
 }

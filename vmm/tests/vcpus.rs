@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! vCPU hotplug of a small guest in a real `carom` process.
+//! Tests vCPU hotplug in a real `carom` process with a small guest.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 
@@ -147,7 +147,7 @@ fn booted_and_hotplugged_vcpus_keep_their_host_cpu_affinity() {
     carom.becomes(1);
     carom.becomes(3);
     assert_eq!((carom.place("vcpu0"), carom.place("vcpu2")), (vec![last], vec![first]));
-    // Threads that the pinned threads have started may run anywhere.
+    // Only the threads of vCPUs are pinned. All other threads may run on any host CPU.
     assert_eq!((carom.place("carom"), carom.place("api")), (all.clone(), all));
     let reported = carom.call("GET", "vm.info", None).1;
     assert_eq!(reported["config"]["cpus"]["affinity"][0], json!({"vcpu": 0, "host_cpus": [last]}));
@@ -174,8 +174,7 @@ fn vcpu_affinity_without_a_usable_host_cpu_is_refused() {
 #[test]
 fn vcpu_threads_have_their_names_once_the_guest_runs() {
     let Some(carom) = Carom::start(Guest::LetsGo, 2) else { return };
-    // After a boot or a resize, libvirt pins each thread immediately. It fails if a thread is
-    // missing.
+    // After a boot or a resize, libvirt pins each thread immediately. libvirt fails if a thread is missing.
     for _ in 0..50 {
         assert_eq!(carom.threads(), "01");
         carom.put("vm.resize", Some(&json!({"desired_vcpus": 4})));
@@ -215,7 +214,7 @@ fn snapshot_has_the_present_vcpus() {
     carom.becomes(4);
     carom.becomes(3);
     carom.put("vm.pause", None);
-    // The guest is notified only when it runs again.
+    // The guest runs, and can release vCPUs, only after the resume.
     assert_eq!(carom.resize(1).0, 204);
     carom.save_and_restore(false);
     carom.has(3);

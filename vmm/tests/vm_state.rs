@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A VM that is saved to memory of this process and restored from this memory.
+//! Tests a VM that is saved to memory of this process and restored from this memory.
 //!
 //! Without access to `/dev/kvm`, this test does nothing.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Lifetime of the vsock socket of a real `carom` process. Host programs connect to the guest through this socket.
+//! Tests when a real `carom` process creates and removes its vsock socket. Host programs connect to the guest through this socket.
 //!
 //! The guest consists of a few instructions and has no driver. Without access to `/dev/kvm`, this test does nothing.
 
@@ -37,7 +37,7 @@ fn socket_exists_as_long_as_its_device() {
     put(dir, "vm.create", Some(&config));
     assert!(!socket.exists(), "the VM is not booted");
 
-    // An existing file is not changed.
+    // The program does not change an existing file.
     fs::write(&socket, "something").unwrap();
     let rule = "the path names a file that is not a socket: remove the file, or use another path";
     let refused = json!([format!("vsock.socket: {}: {rule}", socket.display())]);
@@ -45,7 +45,7 @@ fn socket_exists_as_long_as_its_device() {
     assert_eq!(fs::read(&socket).unwrap(), b"something");
     fs::remove_file(&socket).unwrap();
 
-    // An existing socket of another process is not changed either.
+    // The program does not change an existing socket of another process either.
     let other = UnixListener::bind(&socket).unwrap();
     let refused =
         json!([format!("vsock.socket: {}: another process serves this socket: use another path", socket.display())]);
@@ -66,8 +66,8 @@ fn socket_exists_as_long_as_its_device() {
         assert!(!socket.exists());
     }
 
-    // The VM also boots without the device, which is hot-plugged afterwards. The guest does not release devices, so a removal is
-    // complete only after a reset.
+    // A VM boots without the device, and the device is hot-plugged later. The guest does not release devices, so a removal is complete only
+    // after a reset.
     put(dir, "vm.remove-device", Some(&json!({"id": "_vsock"})));
     put(dir, "vm.boot", None);
     assert!(!socket.exists());

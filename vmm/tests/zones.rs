@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! RAM of zones in a real `carom` process whose small guest writes to a zone in a file.
+//! Tests RAM zones in a real `carom` process. A small guest writes to a zone that maps a file.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 

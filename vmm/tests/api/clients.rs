@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Slow, numerous and hostile clients, and clients that send descriptors.
+//! Tests with slow, numerous and hostile clients, and with clients that send descriptors.
 
 use std::fs;
 use std::io::{BufReader, ErrorKind, IoSlice, Read, Write};
@@ -87,7 +87,7 @@ fn slow_and_half_open_clients_block_no_others() {
             held.push(stream);
         }
     }
-    // This client disconnects before its answer.
+    // This client disconnects before the server sends the answer.
     drop(carom.connect().write_all(b"GET /api/v1/vm.info HTTP/1.1\r\nHost: x\r\n\r\n"));
     for _ in 0..50 {
         assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
@@ -171,7 +171,8 @@ fn client_that_does_not_read_its_answers_is_cut_off() {
     let carom = Carom::start();
     let mut greedy = carom.connect();
     let start = Instant::now();
-    // The document is long, so the answers soon fill the kernel's buffers. After that, the unread requests fill the buffers.
+    // The document is long, so the answers soon fill the kernel's buffer. Then the server reads no more requests, and they fill another
+    // buffer.
     let request = b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n";
     greedy.set_write_timeout(Some(LIMIT * 2)).unwrap();
     let error = loop {

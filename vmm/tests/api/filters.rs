@@ -17,8 +17,8 @@ fn figure(task: &Path, name: &str) -> u32 {
     value.unwrap().trim().parse().unwrap()
 }
 
-/// Starts the program with `--seccomp mode`. For each of its threads, returns the number of filters in addition to the filters of this
-/// test, and true if the thread has `no_new_privs`.
+/// Starts the program with `--seccomp mode`. For each of its threads, returns the number of filters that the program has added, and true if
+/// the thread has `no_new_privs`.
 fn threads(mode: &str) -> Vec<(u32, bool)> {
     let mut command = program();
     command.args(["--seccomp", mode]);
@@ -30,7 +30,7 @@ fn threads(mode: &str) -> Vec<(u32, bool)> {
             fs::read_dir(format!("/proc/{}/task", carom.child.id())).unwrap().map(|entry| entry.unwrap().path());
         tasks.map(|task| (figure(&task, "Seccomp_filters") - ours, figure(&task, "NoNewPrivs") == 1)).collect()
     };
-    // The first thread is filtered only after clients are served.
+    // The program filters its first thread only after the first clients are served.
     let start = Instant::now();
     while mode != "false" && look().iter().any(|(filters, _)| *filters == 0) && start.elapsed() < LIMIT {
         thread::sleep(Duration::from_millis(1));

@@ -111,8 +111,8 @@ fn ping_returns_version_and_process() {
 fn socket_is_owner_only_and_removed_at_each_kind_of_end() {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         if signal == Signal::HUP && is_ignored(libc::SIGHUP) {
-            // This test process ignores SIGHUP, for example because nohup started it. Carom inherits the ignored signal, which would then
-            // not end Carom.
+            // This test process ignores SIGHUP, for example because nohup started it. Carom would inherit this, and SIGHUP would not end
+            // Carom.
             continue;
         }
         let mut carom = Carom::start();
@@ -196,7 +196,7 @@ fn half_closed_client_gets_its_answer() {
     }
 }
 
-/// Returns the first result of `look`, which is called until it finds something.
+/// Calls `look` until it returns a value. Returns this value.
 fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -296,8 +296,7 @@ fn unbooted_vm_is_created_queried_changed_and_deleted() {
     assert_eq!(carom.request("PUT", "vm.remove-device", Some(&json!({"id": "_vfio1"}))).0, 404);
     assert_eq!(carom.request("PUT", "vm.remove-device", Some(&json!({"id": "_vfio0"}))).0, 204);
 
-    // The boot fails for lack of the kernel's file, or for lack of KVM. In both cases, the VM stays in the state
-    // `Created`.
+    // The boot fails, because the file of the kernel is missing or KVM is unavailable. In both cases, the VM stays in the state `Created`.
     let (status, error) = carom.put("vm.boot");
     assert_eq!(status, 400, "{error}");
     let message = error[0].as_str().unwrap();
@@ -456,8 +455,8 @@ fn answers_are_readable_for_cloud_hypervisors_clients() {
     stream.shutdown(Shutdown::Write).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
-    // These clients parse everything between the version and the end of the line as the status number, and compare header
-    // names with their case.
+    // Cloud Hypervisor's clients parse the whole rest of the line after the version as the status number. They compare header names
+    // case-sensitively.
     assert!(text.starts_with("HTTP/1.1 200 \r\n"), "{text}");
     assert!(text.contains("\r\nContent-Length: ") && text.contains("\r\nContent-Type: "), "{text}");
     stream = carom.connect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the address for metrics.
+//! Tests of the TCP address that serves metrics (`--metrics`).
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use std::time::Instant;
 use crate::http::LIMIT;
 use crate::{Carom, program};
 
-/// Starts the program with metrics on a port that the kernel chooses. Returns the address.
+/// Starts the program with metrics on a port that the kernel chooses. Returns the process and the address.
 fn with_metrics(arguments: &[&str]) -> (Child, SocketAddr) {
     let mut child = program().args(["--metrics", "tcp=127.0.0.1:0", "-v"]).args(arguments).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -19,7 +19,7 @@ fn with_metrics(arguments: &[&str]) -> (Child, SocketAddr) {
         let line = line.unwrap();
         line.split_once("http://")?.1.strip_suffix("/metrics")?.parse().ok()
     });
-    // The output is read to its end, so that it cannot fill the pipe.
+    // Another thread reads the remaining output, so that the output cannot fill the pipe.
     thread::spawn(move || lines.count());
     (child, address.unwrap())
 }

@@ -27,7 +27,7 @@ static void hear(void)
 		;
 }
 
-/* '-' if neither the buffer nor the used ring was written, '+' if both were written. */
+/* Returns '-' if the device wrote neither the buffer nor the used ring, and '+' if it wrote both. */
 static char state(void)
 {
 	int used = MEM16(USED + 2) != 0, filled = MEM8(BUFFER) != 0;

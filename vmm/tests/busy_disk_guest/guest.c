@@ -20,7 +20,10 @@
 #define DATA 0x1100000u
 #define HOLE 0xe0000000u
 
-/* Places the memory BARs, each aligned to its size, and writes the addresses of all BARs to `bars`. Port BARs keep their addresses. */
+/*
+ * Assigns addresses to the memory BARs, each aligned to its size. Writes the addresses of all BARs to `bars`. Port BARs keep their
+ * addresses.
+ */
 static void place_bars(uint32_t slot, uint32_t *bars)
 {
 	uint32_t place = HOLE, i = 0;

@@ -102,7 +102,7 @@ static inline int heard(void)
 	return 1;
 }
 
-/* All processors share one pair of configuration ports. */
+/* All processors share one pair of configuration ports, so an access needs this lock. */
 static volatile uint32_t pci_lock;
 
 /* Reads configuration space of the device in `slot`. Returns the bytes from `at` to the end of the 32-bit word that contains `at`. */

@@ -2,8 +2,9 @@
 
 //! Tests of ch-remote, Cloud Hypervisor's client, with most verbs that Carom implements.
 //!
-//! `CAROM_CH_REMOTE` names the client's program, which must be built from its sources. Without this variable, the recorded requests of
-//! ch-remote are sent again. With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing.
+//! `CAROM_CH_REMOTE` names the client's program, which must be built from its sources. Without this variable, the tests send recorded
+//! requests of ch-remote. With `CAROM_BLESS=1`, the tests record the client's requests. Without access to `/dev/kvm`, these tests do
+//! nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -115,7 +116,8 @@ fn is_of_its_own(path: &str) -> bool {
     ["ping.", "counters.", "info.device_tree."].iter().any(|start| path.starts_with(start))
 }
 
-/// Returns the fields of `there`, from Cloud Hypervisor, that are missing in `here` or have another value.
+/// Compares `here`, the client's output for Carom, with `there`, the client's output for Cloud Hypervisor. Returns the fields of `there`
+/// that are missing in `here`, or that have another value in `here`.
 fn differences(step: &Step, here: &str, there: &str) -> BTreeSet<String> {
     let parse = |text: &str| {
         let mut paths = Fields::new();

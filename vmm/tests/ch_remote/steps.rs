@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Steps of the client, one after the other, with the expected results.
+//! Calls of the client, in the order of the test, with the expected results.
 
-/// Call of the client.
+/// One call of the client's program.
 pub(crate) struct Step {
     /// Verb and arguments.
     pub(crate) arguments: &'static [&'static str],

@@ -9,11 +9,11 @@ use devices::sandbox::{Argument, COMMON, Call, REFUSED, ThreadRole};
 /// Calls by name and condition, with the roles that may make them.
 pub(crate) type Calls = BTreeMap<(String, String), BTreeSet<String>>;
 
-/// Word in the page for all roles.
+/// Word that means all roles in the page.
 const EVERY: &str = "every";
-/// Words in the page for calls that fail.
+/// Words in the page that mark calls that fail.
 const FAILS: &str = "fails with `EACCES`";
-/// Word in the page for any arguments.
+/// Word that means any arguments in the page.
 const ANY: &str = "any";
 
 /// Returns the calls that the filters allow.
@@ -124,7 +124,7 @@ fn ioctl_kind(kind: u8) -> &'static str {
     }
 }
 
-/// Returns a parameter's name in the call's manual page.
+/// Returns the name that the call's manual page gives to a parameter.
 fn parameter(number: i64, index: u8) -> String {
     let name = match (number, index) {
         (libc::SYS_prlimit64, 0) => "pid",
@@ -149,7 +149,7 @@ fn parameter(number: i64, index: u8) -> String {
     name.to_string()
 }
 
-/// Returns a value's name in the kernel's headers, in backticks.
+/// Returns the name that the kernel's headers give to a value of a parameter, in backticks.
 fn value_name(number: i64, index: u8, value: u32) -> String {
     let of = |names: &[(i32, &str)]| {
         names.iter().find(|(known, _)| known.cast_unsigned() == value).map(|(_, name)| format!("`{name}`"))

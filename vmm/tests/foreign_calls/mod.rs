@@ -3,8 +3,8 @@
 //! System calls that access another process, another kind of file or socket, or the whole host. No thread role allows these calls, with one
 //! exception: the thread that starts the other threads may call `ioctl`.
 //!
-//! A call that a filter lets through does no harm, because its pointers are null, its descriptor is invalid and its signal is 0. A call
-//! that creates a socket leaves the socket open.
+//! If a filter allows such a call by mistake, the call does no harm: its pointers are null, its descriptor is invalid and its signal is 0.
+//! Only a call that creates a socket has an effect: the socket stays open.
 
 use std::io;
 
@@ -22,7 +22,7 @@ pub(crate) struct ForeignCall {
 
 /// Invalid descriptor.
 const NO_FILE: c_int = -1;
-/// Arguments that the `libc` crate does not define.
+/// Constants for arguments that the `libc` crate does not define.
 const PR_SET_PTRACER: c_int = 0x5961_6d61;
 const MADV_HWPOISON: c_int = 100;
 const MADV_SOFT_OFFLINE: c_int = 101;

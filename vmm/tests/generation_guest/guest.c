@@ -36,7 +36,7 @@ void guest(uint32_t cpu, const uint32_t *info)
 	APIC[0xf0 / 4] = 0x1ff;
 	IO_APIC[0] = 0x11 + 2 * LINE;
 	IO_APIC[4] = 0;
-	/* Level-triggered, active high. */
+	/* The interrupt line is level-triggered and active high. */
 	IO_APIC[0] = 0x10 + 2 * LINE;
 	IO_APIC[4] = VECTOR | 1 << 15;
 	for (;;) {

@@ -27,7 +27,7 @@ impl Code {
 
     /// Appends the set-up of the disk in slot 2, with rings at these addresses.
     pub(crate) fn set_up_disk(mut self, rings: [u32; 3]) -> Self {
-        // Command register and BAR 0.
+        // Disables decoding, writes BAR 0, and enables decoding and bus mastering.
         for (offset, value) in [(4, 0), (0x10, REGISTERS), (4, 6)] {
             self = self.store(CONFIG + offset, 4, value);
         }

@@ -38,7 +38,9 @@ struct kept {
 };
 
 struct device {
-	/* `base` is the last known address of the device's registers, and `notify` that of its notification port. */
+	/*
+	 * `base` is the last known address of the device's registers. `notify` is the last known address of its notification port.
+	 */
 	uint32_t slot, type, base, notify;
 	uint16_t next[MAX_QUEUES];
 	uint32_t queues, size[MAX_QUEUES];
@@ -124,7 +126,7 @@ static void find(uint32_t cpu)
 			continue;
 		if ((id & 0xffff) != 0x1af4) {
 			passed[m] = slot;
-			/* An address that 32-bit code can access. */
+			/* Assigns an address that 32-bit code can access. */
 			pci_write(slot, 0x10, HOLE + m++ * PASSED_SIZE);
 			pci_write(slot, 0x14, 0);
 			pci_write(slot, 4, 7);
@@ -275,7 +277,7 @@ static void rings(uint32_t cpu)
 	struct device *d = any(cpu);
 	uint32_t at = ring(d, below(cpu, MAX_QUEUES)), i;
 
-	/* Usually spares the virtio-iommu, because most changes to its queues would make it fail immediately. */
+	/* Usually skips the virtio-iommu, because most changes to its queues would make it fail immediately. */
 	if (d->type == 23 && below(cpu, 16))
 		return;
 	for (i = 0; i < 8; i++) {
@@ -424,7 +426,7 @@ static void resets(uint32_t cpu)
 			MEM8(base + 0x2000 + 36) = below(cpu, 2);
 		break;
 	default:
-		/* Usually spares the virtio-iommu, because without this device the guest can do little. */
+		/* Usually skips the virtio-iommu, because without this device the guest can do little. */
 		if (d->type == 23 && below(cpu, 32))
 			break;
 		if (base >= HOLE && base < HOLE + HOLE_SIZE)

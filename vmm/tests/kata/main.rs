@@ -3,8 +3,8 @@
 //! Tests the API calls that Kata Containers makes to Cloud Hypervisor with its Go client.
 //!
 //! `CAROM_KATA_CLIENT` names the program that is built from `driver.go` and Kata's Go client (`docs/kata.md`). Without this variable, the
-//! recorded requests of the client are sent again. With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these
-//! tests do nothing. The guest test of the same name tests network devices, whose requests carry descriptors.
+//! tests send recorded requests of the client. With `CAROM_BLESS=1`, the tests record the client's requests. Without access to `/dev/kvm`,
+//! these tests do nothing. The guest test of the same name tests network devices, whose requests carry descriptors.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -26,7 +26,7 @@ const DIRECTORY: &str = "/tmp/carom-kata-XXXXXX";
 /// Call, status of its answer, and expected parts of the answer.
 type Step = (&'static str, u16, &'static [&'static str]);
 
-/// Life of a sandbox, in the runtime's order.
+/// Calls in the life of a sandbox, in the order in which the runtime makes them.
 static STEPS: &[Step] = &[
     ("ping", 200, &["\"version\":"]),
     ("create", 204, &[]),

@@ -3,8 +3,8 @@
 //! Tests libvirt's driver for Cloud Hypervisor, which controls Carom here. The steps cover the life of a domain.
 //!
 //! `CAROM_LIBVIRT` names the directory that libvirt was installed in (`docs/libvirt.md`). libvirt's daemon runs in its own namespaces, and
-//! virsh controls the daemon. Without the variable, the recorded requests of libvirt are sent again. With `CAROM_BLESS=1`, the requests
-//! are recorded. Without access to `/dev/kvm`, these tests do nothing.
+//! virsh controls the daemon. Without the variable, the tests send recorded requests of libvirt. With `CAROM_BLESS=1`, the tests record
+//! libvirt's requests. Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

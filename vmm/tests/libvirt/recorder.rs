@@ -94,7 +94,7 @@ impl Requests {
         while let Some(len) = self.first() {
             let request: Vec<u8> = self.0.drain(..len).collect();
             let number = fs::read_dir(directory).unwrap().count();
-            // The file gets its name when it is complete.
+            // The file gets its final name when it contains the whole request.
             let unfinished = directory.with_file_name("unfinished");
             fs::write(&unfinished, request).unwrap();
             fs::rename(unfinished, directory.join(format!("{number:02}"))).unwrap();

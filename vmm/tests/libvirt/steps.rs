@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Steps of virsh, one after the other, with the expected results.
+//! Calls of virsh, in the order of the test, with the expected results.
 
 /// Request of libvirt.
 pub(crate) struct Request {
@@ -12,7 +12,7 @@ pub(crate) struct Request {
     pub(crate) says: &'static [&'static str],
     /// True if this is the first request to a VMM.
     pub(crate) begins: bool,
-    /// True if the request carries a tap interface.
+    /// True if the request carries a descriptor of a tap interface.
     pub(crate) needs_the_hosts_network: bool,
 }
 
@@ -48,7 +48,7 @@ const fn step(virsh: &'static str, says: &'static [&'static str], requests: &'st
 
 const RUNNING: &[&str] = &["\"state\":\"Running\"", "\"serial\":{\"file\":\"/dev/pts/"];
 
-/// Life of two domains.
+/// Calls in the lives of two domains.
 pub(crate) static STEPS: &[Step] = &[
     step("version", &["Running hypervisor: CH 53.0.0"], &[]),
     step("define /tmp/carom-libvirt-XXXXXX/vm.xml", &[], &[]),
@@ -64,7 +64,7 @@ pub(crate) static STEPS: &[Step] = &[
     step("domstate vm", &["paused"], &[]),
     step("resume vm", &[], &[request("vm.resume")]),
     step("domstate vm", &["running"], &[]),
-    // libvirt asks for the VM's information when the event reports the reboot.
+    // libvirt requests the VM's information when an event reports the reboot.
     step("reboot vm", &[], &[request("vm.reboot"), info(RUNNING)]),
     step("save vm /tmp/carom-libvirt-XXXXXX/saved", &[], &[request("vm.pause"), request("vm.snapshot")]),
     step("list --all", &["vm   shut off"], &[]),

@@ -128,7 +128,7 @@ fn truncate(path: &Path) {
     OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();
 }
 
-/// Returns code for accesses to the lost page. The guest executes two of the accesses itself, and KVM emulates the other two.
+/// Returns code for accesses to the lost page. The CPU executes two of the accesses, and KVM emulates the other two.
 fn accesses() -> [(&'static str, Code); 4] {
     let start = || Code::default().wait();
     [
@@ -200,7 +200,7 @@ impl Drop for FullFileSystem {
 
 #[test]
 fn zone_on_a_full_file_system_stops_the_vm_and_the_api_answers() {
-    // The test makes two accesses: the guest executes one access itself, and KVM emulates the other.
+    // The guest makes two accesses: the CPU executes one access, and KVM emulates the other.
     for (what, code) in accesses().into_iter().step_by(3) {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();

@@ -110,7 +110,7 @@ fn outputs_to_pipes_and_devices_work_under_landlock() {
     works(dir, "/dev/null", None);
 
     mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    // The test also opens the FIFO for writing, so that a read waits for bytes instead of reaching the end.
+    // The test also opens the FIFO for writing. So a read waits for bytes, and does not return the end of the file.
     let fifo = File::options().read(true).write(true).open(dir.join("fifo")).unwrap();
     works(dir, "fifo", Some(&|_, _| Box::new(fifo.try_clone().unwrap())));
 

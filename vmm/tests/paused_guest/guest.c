@@ -41,7 +41,10 @@ enum kind {
 struct region {
 	uint32_t base, words, cpu;
 	enum kind kind;
-	/* `is` has the values of a constant. For BARs, `changes` has the bits that change, and `set` the bits that are always set. */
+	/*
+	 * For a region of kind CONSTANT, `is` has the words. For BARs, `changes` has the bits that change, and `set` has the bits
+	 * that are always set.
+	 */
 	uint32_t is[MAX_WORDS], changes[MAX_WORDS], set[MAX_WORDS];
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls that Kata Containers' runtime in Rust makes to Cloud Hypervisor, with its own crate `ch-config` and with Cloud Hypervisor's
-//! `api_client`, all on one connection:
+//! Makes the API calls that Kata Containers' runtime in Rust makes to Cloud Hypervisor. The driver uses the runtime's crate `ch-config` and
+//! Cloud Hypervisor's `api_client`, and makes all calls on one connection:
 //!
 //! ```text
 //! driver SOCKET DIRECTORY
@@ -46,7 +46,7 @@ fn config(directory: &str) -> Result<VmConfig> {
         ..Default::default()
     };
     let mut config = VmConfig::try_from(named).map_err(|error| anyhow!("{error}"))?;
-    // The size is fixed here, because the runtime uses the size of the host's RAM, which differs between hosts.
+    // The driver uses a fixed size. The runtime uses the size of the host's RAM, which differs between hosts.
     config.memory.hotplug_size = Some(1024 * MIB);
     assert_eq!(config.balloon, Some(BalloonConfig { free_page_reporting: true, ..Default::default() }));
     Ok(config)
@@ -125,7 +125,7 @@ async fn step(socket: &ApiSocket, directory: &str, step: &str) -> Result<Option<
             ch_api::cloud_hypervisor_vm_fs_add(socket, fs).await
         }
         "resize-memory" => {
-            // Like the runtime, the driver resizes the VM only if its current size is smaller.
+            // Like the runtime, the driver resizes the VM only if the VM's current size is smaller.
             let info = ch_api::cloud_hypervisor_vm_info(socket).await?;
             anyhow::ensure!(info.config.memory.size < number()? * MIB, "the VM already has this size");
             let resize = VmResize { desired_ram: Some(number()? * MIB), ..Default::default() };

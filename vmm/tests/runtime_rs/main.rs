@@ -3,8 +3,8 @@
 //! Tests the API calls that Kata Containers' runtime in Rust makes to Cloud Hypervisor with Cloud Hypervisor's `api_client`.
 //!
 //! `CAROM_RUNTIME_RS_CLIENT` names the program that is built from `driver.rs`, the runtime's crate `ch-config` and `api_client`
-//! (`docs/kata.md`). Without this variable, the recorded requests of the driver are sent again, also on one connection. With
-//! `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing. The steps do not include `add-net`,
+//! (`docs/kata.md`). Without this variable, the tests send recorded requests of the driver, also on one connection. With `CAROM_BLESS=1`,
+//! the tests record the driver's requests. Without access to `/dev/kvm`, these tests do nothing. The steps do not include `add-net`,
 //! because its request carries descriptors of a tap interface on the host.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
@@ -29,7 +29,7 @@ const DIRECTORY: &str = "/tmp/carom-runtime-rs-XXXXXX";
 /// Step of the driver, expected parts of the printed answer, and the step's requests with the status of each answer.
 type Step = (&'static str, &'static [&'static str], &'static [(&'static str, u16)]);
 
-/// Life of a sandbox, in the runtime's order.
+/// Steps in the life of a sandbox, in the order in which the runtime makes them.
 static STEPS: &[Step] = &[
     ("ping", &["\"features\":["], &[("vmm.ping", 200)]),
     ("create", &[], &[("vm.create", 204)]),
@@ -68,7 +68,7 @@ fn requests() -> impl Iterator<Item = (&'static str, u16, PathBuf)> {
     all.map(move |(place, (name, status))| (*name, *status, dir.join(format!("{place:02}-{name}.http"))))
 }
 
-/// Removes and returns the first request of the bytes that a client has sent.
+/// Removes the first request from the bytes that a client has sent. Returns this request.
 fn first(sent: &mut String) -> String {
     let head = sent.find("\r\n\r\n").unwrap() + 4;
     let length = sent[..head].split("\r\nContent-Length: ").nth(1);
