@@ -88,20 +88,20 @@ pub(crate) enum Verb {
         /// ID of the disk
         #[arg(long, value_name = "ID")]
         disk: String,
-        /// Bytes, with an optional K, M or G
+        /// New size: bytes with an optional K, M or G
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         size: u64,
     },
     #[command(flatten)]
     Add(AddVerb),
-    /// Remove a device; a running guest is asked to release it first
+    /// Remove a device; a running guest is asked to release the device first
     RemoveDevice {
         /// ID of the device
         id: String,
     },
     /// Show or change the bounce windows and the limit on other mapped memory
     IommuBounce {
-        /// Maximum bytes of all windows, with an optional K, M or G
+        /// Maximum size of all bounce windows together: bytes with an optional K, M or G
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         budget: Option<u64>,
         /// Maximum size of DMA that bounces: bytes with an optional K or M, or auto to let the guest decide
@@ -115,7 +115,7 @@ pub(crate) enum Verb {
     Metrics,
     /// Show the OpenAPI document
     Openapi,
-    /// Watch request rates, mapped memory and windows
+    /// Watch mapped memory, bounce windows, and the rates of requests to the virtio-iommu
     Top {
         /// Seconds between two updates
         #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
@@ -149,7 +149,7 @@ fn parse_threshold(text: &str) -> Result<u32, String> {
     if text == "auto" {
         return Ok(0);
     }
-    u32::try_from(parse_size(text)?).map_err(|_| format!("'{text}' is above the maximum of 4294967295"))
+    u32::try_from(parse_size(text)?).map_err(|_| format!("'{text}' is above the maximum of 4294967295 bytes"))
 }
 
 fn parse_max_mapped(text: &str) -> Result<u64, String> {

@@ -24,7 +24,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(300);
 #[derive(Debug, Error)]
 pub(crate) enum CallError {
     /// The client cannot connect to the socket.
-    #[error("--api-socket {}: {source}; check that carom runs with this --api-socket and that you may connect", path.display())]
+    #[error("--api-socket {}: {source}; check that carom runs with this --api-socket and that you may connect to the socket", path.display())]
     Connect {
         /// Path of the socket.
         path: PathBuf,

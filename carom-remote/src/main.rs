@@ -30,7 +30,7 @@ use client::{CallError, Client};
 enum RemoteError {
     #[error(transparent)]
     Call(#[from] CallError),
-    #[error("--api-socket is needed: name the VMM's socket, or set CAROM_API_SOCKET in the environment")]
+    #[error("--api-socket is needed: give the path of the VMM's socket, or set CAROM_API_SOCKET in the environment")]
     NoSocket,
     #[error("{what}: {source}")]
     Io { what: String, source: io::Error },

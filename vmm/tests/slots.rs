@@ -76,6 +76,7 @@ fn devices_get_their_configured_slots_and_conflicts_fail() {
     let behind = json!({"payload": {"kernel": dir.join("kernel")}, "memory": {"size": 64 << 20}, "rng": {"iommu": true},
         "disks": [in_slot(disk(dir, "fixed"), 17)]});
     put(dir, "vm.create", Some(&behind));
-    let rule = "disks.pci_device_id: 17 is not between 18 and 31, the slots not behind the virtio-iommu on segment 0";
+    let rule =
+        "disks.pci_device_id: 17 is not allowed: on segment 0, the slots not behind the virtio-iommu are 18 to 31";
     assert_eq!(call(dir, "PUT", "vm.boot", None), (400, json!([rule])));
 }

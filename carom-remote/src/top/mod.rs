@@ -30,7 +30,7 @@ pub(crate) fn run(client: &Client, interval: Duration, once: bool) -> Result<(),
     // Try raw mode first, so that the program reports an error and does not panic if the terminal cannot be set up.
     enable_raw_mode()
         .and_then(|()| disable_raw_mode())
-        .map_err(RemoteError::io("top needs a terminal (use --once without one)"))?;
+        .map_err(RemoteError::io("top needs a terminal (without a terminal, use --once)"))?;
     let mut terminal = ratatui::try_init().map_err(RemoteError::io("cannot set up the terminal"))?;
     let result = watch(client, interval, &mut history, &mut terminal);
     // If the terminal was closed, nothing needs to be restored, and an error message could not be shown.

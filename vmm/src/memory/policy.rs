@@ -24,7 +24,7 @@ const BIND: libc::c_int = libc::MPOL_BIND;
 pub fn hold_to_node(mapping: &MmapRegion, node: u32) -> Result<(), MemoryError> {
     let no_node = || {
         let rule = format!(
-            "node {node} does not exist on the host, has no memory, or this program may not use it (see Mems_allowed_list in /proc/self/status)"
+            "node {node} does not exist on the host, has no memory, or is not allowed for this process: choose a node from Mems_allowed_list in /proc/self/status"
         );
         MemoryError::from(ConfigError::new(MemoryZoneConfig::HOST_NUMA_NODE, rule))
     };

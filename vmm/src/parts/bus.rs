@@ -277,7 +277,7 @@ impl PartBus {
                 let (first, last) = (slots.start(), slots.end());
                 let whose = if has_iommu { which } else { "in a VM without" };
                 format!(
-                    "{slot} is not between {first} and {last}, the slots {whose} the virtio-iommu on segment {segment}"
+                    "{slot} is not allowed: on segment {segment}, the slots {whose} the virtio-iommu are {first} to {last}"
                 )
             } else if taken.contains(&address) {
                 let rule = format!("slot {slot} on segment {segment} is taken: choose another slot");
@@ -293,7 +293,7 @@ impl PartBus {
         });
         place.ok_or_else(|| {
             let rule =
-                format!("all slots {which} the virtio-iommu are taken on segment {segment}: remove a device first");
+                format!("on segment {segment}, all slots {which} the virtio-iommu are taken: remove a device first");
             ConfigError::new(kind.field, rule).into()
         })
     }

@@ -179,7 +179,7 @@ fn window(
     if bounce.aperture == Aperture::Auto && *aperture.start() >= HIGH_MEMORY_START {
         let start = aperture.start();
         log::warn!(
-            "the host leaves no room for bounce windows below 4 GiB, so they start at {start:#x}: the guest's driver must support windows above 4 GiB"
+            "the host leaves no room for bounce windows below 4 GiB, so the windows start at {start:#x}: the guest's driver must support windows above 4 GiB"
         );
     }
     Ok(WindowConfig { aperture, budget: bounce.size, threshold })

@@ -75,7 +75,7 @@ impl InheritedFds {
             }
             match kvm()? {
                 Some(kvm) if kvm.get_api_version() != KVM_API_VERSION => {
-                    let rule = format!("KVM's API version is {}, not {KVM_API_VERSION}", kvm.get_api_version());
+                    let rule = format!("has KVM API version {}, not {KVM_API_VERSION}", kvm.get_api_version());
                     Err(io::Error::other(rule))
                 }
                 _ => Ok(()),

@@ -293,9 +293,9 @@ fn ram_added_since_boot_is_checked_against_the_configuration() {
         (json!([piece(4 << 30, 0)]), "do not start and end at multiples of"),
         (
             json!([piece(4 << 30, STEP)]),
-            "added_ram: the saved pieces must have fewer bytes than all RAM of the configuration, 67108864 bytes",
+            "added_ram: the saved pieces together must have fewer bytes than the configuration's RAM, 67108864 bytes",
         ),
-        (json!([piece(4 << 30, !(STEP - 1))]), "added_ram: the saved pieces must have fewer bytes than"),
+        (json!([piece(4 << 30, !(STEP - 1))]), "added_ram: the saved pieces together must have fewer bytes than"),
     ] {
         let mut spoiled = good.clone();
         spoiled["added_ram"] = added;

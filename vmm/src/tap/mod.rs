@@ -90,7 +90,7 @@ fn check_that_all_are_of_one(files: &[File]) -> io::Result<()> {
     let names = files.iter().map(|file| ioctl::interface_name(file.as_fd())).collect::<io::Result<Vec<_>>>()?;
     match names.iter().find(|name| **name != names[0]) {
         Some(other) => {
-            Err(io::Error::other(format!("the descriptors belong to {} and {other}, not to one interface", names[0])))
+            Err(io::Error::other(format!("the descriptors belong to {} and {other}: use one interface", names[0])))
         }
         None => Ok(()),
     }

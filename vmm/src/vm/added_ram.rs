@@ -103,7 +103,7 @@ impl Vm {
         if self.added_ram.room.end.saturating_sub(gpa) < len {
             let left = self.added_ram.room.end.saturating_sub(gpa);
             return refuse(format!(
-                "{len} more bytes do not fit: only {left} bytes of guest-physical addresses are left"
+                "cannot add {len} bytes: the guest-physical addresses for added RAM have room for only {left} bytes"
             ));
         }
         let (piece, parts) = (MemoryDevice { gpa, len }, &self.parts);

@@ -148,7 +148,7 @@ impl VmState {
                 Some(left) if left > 0 => booted_with = left,
                 _ => {
                     return refuse(format!(
-                        "the saved pieces must have fewer bytes than all RAM of the configuration, {ram_size} bytes"
+                        "the saved pieces together must have fewer bytes than the configuration's RAM, {ram_size} bytes"
                     ));
                 }
             }
