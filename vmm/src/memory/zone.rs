@@ -136,7 +136,7 @@ pub(super) fn regions(
     Ok(regions)
 }
 
-/// Allocates all pages of a shared zone now, if the zone has `hugepages` or `reserve` on.
+/// Allocates all pages of a shared zone now, if `hugepages` or `reserve` is set for the zone.
 fn take(zone: &MemoryZoneConfig, file: &File, size: u64) -> Result<(), MemoryError> {
     let take = || {
         let taken = retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, size));

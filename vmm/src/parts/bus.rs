@@ -73,7 +73,7 @@ impl PartBus {
     /// Builds the parts of `config`, and puts them and the virtio-iommu on the root buses.
     ///
     /// # Errors
-    /// Something that the user or the host must provide is missing.
+    /// A part does not fit this host, or needs a file, device or slot that is unavailable.
     pub fn new(config: &VmConfig, context: DeviceContext) -> Result<Self, VmError> {
         let host_devices = HostDevices::new(config.platform.iommufd);
         let shared = Shared { context, faults: FaultPath::new(), host_devices };
@@ -152,7 +152,7 @@ impl PartBus {
     /// Builds a part and puts it on a root bus of the running VM. Returns its address. On error, nothing changes.
     ///
     /// # Errors
-    /// The part cannot be hot-plugged, or something that the user or the host must provide is missing.
+    /// The part cannot be hot-plugged, does not fit this host, or needs a file, device or slot that is unavailable.
     pub fn add(&mut self, config: &PartConfig) -> Result<PciAddress, VmError> {
         let kind = config.kind();
         if kind.add.is_none() {
@@ -220,7 +220,7 @@ impl PartBus {
     /// Removes all mappings of a part behind the virtio-iommu.
     fn disconnect(&self, address: PciAddress, behind: bool) {
         if let (true, Some(iommu)) = (behind, &self.iommu) {
-            // This drops the part's mapper, which empties its address space.
+            // Dropping the part's mapper empties the part's address space.
             drop(iommu.remove_endpoint(address.endpoint_id()));
         }
     }

@@ -16,7 +16,7 @@ use super::mapper::EndpointMapper;
 use super::{Built, Part, Site, name};
 use crate::error::VmError;
 
-/// Part that returns the counters of a function. Its other methods are the defaults of [`Part`].
+/// Part whose counters a closure returns. Its other methods are the defaults of [`Part`].
 pub(super) struct Counting<F>(pub(super) F);
 
 impl<F: Fn() -> Vec<Counter> + Send> Part for Counting<F> {

@@ -22,7 +22,7 @@ use super::{Built, Part, common_limits};
 use crate::arch::layout::{HIGH_MEMORY_START, MEMORY_DEVICE_GRANULE, MSI_WINDOW, PciHole, ram_end};
 use crate::error::VmError;
 
-/// Address of the virtio-iommu.
+/// PCI address of the virtio-iommu.
 pub const IOMMU_ADDRESS: PciAddress = PciAddress::on_root_bus(1);
 /// Kind of the virtio-iommu.
 pub(super) const KIND: &Kind = &IommuBounceConfig::KIND;

@@ -2,7 +2,7 @@
 
 //! Devices of a VM. Each device is a [`Part`].
 //!
-//! `carom-api` defines the configuration of each kind of part. A file in this directory builds the parts of one kind from their
+//! `carom-api` defines the configuration of each kind of part. For each kind, one file in this directory builds the parts from their
 //! configuration. [`BUILDERS`] lists the builders. [`bus`] puts parts on the root bus and behind the virtio-iommu. Other code uses a part
 //! only through [`Part`].
 //!

@@ -100,8 +100,8 @@ impl Part for HostDevice {
         self.function.unwatch();
         reset(function);
         if let (Some(ram), false, true) = (&self.ram, self.iommufd, self.function.is_held()) {
-            // The kernel may remove the group from the container before this process closes the container. The library's container object
-            // in this process does not notice the removal, so adding the group again would fail. Therefore no more devices may join the
+            // The kernel may remove the group from the container before this process closes the container. The container's object in
+            // `vfio_ioctls` does not notice the removal, so adding the group again would fail. Therefore no more devices may join the
             // space.
             ram.closed.store(true, Ordering::Relaxed);
         }

@@ -26,7 +26,7 @@ pub(super) struct Wanted<'w> {
     pub(super) field: Field,
     pub(super) socket: &'w Path,
     pub(super) model: Model,
-    /// True if the server may pin RAM for a host device. Then no RAM may be returned to the host.
+    /// True if the server may pin RAM for a host device. In this case, Carom must not return RAM to the host.
     pub(super) pins: bool,
 }
 

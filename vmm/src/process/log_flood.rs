@@ -3,8 +3,8 @@
 //! Limit on the rate of log lines. Without this limit, a guest, a device, or a library that logs each mistake of a driver could flood the
 //! log.
 //!
-//! Each place in the code has an allowance of lines, which refills with time. Lines beyond the allowance are omitted. The next line from
-//! the place that is written reports the number of omitted lines. Debugging lines (`-vv`, `-vvv`) are never omitted.
+//! Each place in the code has an allowance of lines, which refills with time. Lines beyond the allowance are omitted. The next line that
+//! the place writes reports the number of omitted lines. Debugging lines (`-vv`, `-vvv`) are never omitted.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

@@ -23,7 +23,7 @@ use crate::process::queued_writer::{QueuedWriter, WriterThread};
 const MAX_WAITING: u64 = 256 << 10;
 /// Maximum time that a panicking thread waits until its message is written. The thread waits because the panic may abort the process.
 const PANIC_MESSAGE: Duration = Duration::from_secs(1);
-/// Maximum time to write the last lines when the program ends.
+/// Maximum time to wait, for each stream, until its queued lines are written.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
 static STANDARD_ERROR: OnceLock<QueuedWriter> = OnceLock::new();
@@ -68,8 +68,8 @@ pub fn log_to(file: File) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts the threads that write the streams. Earlier lines are queued. The threads are not started earlier, so that clients do not wait
-/// for their start.
+/// Starts the threads that write the streams. Until this call, lines are only queued. The program serves clients before this call, so that
+/// they do not wait for the start of the threads.
 ///
 /// # Errors
 /// The process cannot start more threads.

@@ -43,7 +43,7 @@ impl ShortSlice {
     }
 }
 
-/// Guard that gives the thread its default slice until the guard is dropped.
+/// Guard. Until it is dropped, the thread has the scheduler's default slice.
 #[derive(Debug)]
 pub struct Ordinary(());
 

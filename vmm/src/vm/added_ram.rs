@@ -23,7 +23,7 @@ use crate::arch::layout::{GIB, MEMORY_DEVICE_GRANULE, ram_end};
 use crate::error::VmError;
 use crate::memory;
 
-/// Address range for RAM that is added.
+/// Address range for RAM that is added after boot.
 pub(super) struct AddedRam {
     /// Guest-physical addresses that added RAM may use.
     room: Range<u64>,

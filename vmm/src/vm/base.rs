@@ -35,7 +35,7 @@ const MEM64_ALIGN: u64 = 64 * GIB;
 
 /// Properties and resources of a VM that are fixed before it is built.
 pub(super) struct Base {
-    /// `/dev/kvm`.
+    /// The KVM device (`/dev/kvm`).
     pub(super) kvm: Kvm,
     /// Host CPUs of each vCPU, by vCPU number.
     pub(super) vcpu_places: BTreeMap<u32, HostCpus>,

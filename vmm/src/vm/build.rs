@@ -38,8 +38,8 @@ use crate::parts::rate_limits::RateLimitGroups;
 use crate::process::event_monitor::EventMonitor;
 
 impl Vm {
-    /// Builds the VM on `base`. Steps that can fail because of user errors are done first, and the terminal is set up last. So a user
-    /// error does not change the terminal.
+    /// Builds the VM on `base`. Does the steps that may fail because of a user error first, and sets the terminal up last. So a user error
+    /// does not change the terminal.
     pub(super) fn new(
         config: &VmConfig,
         base: Base,
@@ -95,7 +95,7 @@ impl Vm {
             places: base.places,
             window_aperture: base.window_aperture,
         };
-        // A wrong boot file is reported before a device or the terminal is opened.
+        // Wait for the loader here, so that an invalid boot file is reported before a device or the terminal is opened.
         let loaded = base.loading.map(Loading::end).transpose()?;
         let parts = PartBus::new(config, context)?;
         warn_of_few_descriptors(config);

@@ -17,7 +17,7 @@ use crate::arch::{acpi, smbios};
 use crate::error::VmError;
 use crate::process::thread_roles::LOADER;
 
-/// Contents that the guest boots. The payload includes the command line.
+/// Data that Carom writes to RAM before the guest boots. The payload includes the command line.
 pub(super) struct Contents {
     pub(super) payload: Payload,
     pub(super) tables: acpi::TableConfig,

@@ -161,7 +161,7 @@ impl Machine for Vm {
         self.pci.resume();
         for vcpu in self.processors.iter() {
             if let Err(error) = vcpu.with_fd(|fd| fd.kvmclock_ctrl()) {
-                // The guest does not use kvmclock.
+                // This call fails if the guest does not use kvmclock.
                 log::debug!("vCPU {}: cannot notify the guest of the pause: {error}", vcpu.id());
             }
             vcpu.resume();
@@ -173,7 +173,7 @@ impl Machine for Vm {
         self.interrupt_iommu(true);
         self.processors.stop();
         let _operation = Operation::begin();
-        // Devices and vCPUs that the guest was asked to release are removed now. All devices behind the virtio-iommu must be quiet before
+        // Remove the devices and vCPUs that the guest was asked to release. All devices behind the virtio-iommu must stop their DMA before
         // the virtio-iommu is reset.
         self.board.hotplug.reset();
         if let Some(registers) = &self.board.memory_devices {

@@ -3,7 +3,8 @@
 //! Saves and restores a VM.
 //!
 //! The order matters. Devices are saved before vCPUs, so that the devices' last interrupts are already in a local APIC. Devices are
-//! restored after vCPUs and interrupt controllers. Otherwise the saved state of these would overwrite interrupts that the devices raise.
+//! restored after vCPUs and interrupt controllers. Otherwise restoring the interrupt controllers would overwrite interrupts that the
+//! devices have raised.
 
 use carom_api::{IommuBounceConfig, VmConfig};
 use devices::state::StateError;

@@ -20,7 +20,7 @@ pub enum VmStateError {
     File {
         /// Path of the file or directory.
         path: String,
-        /// Error of the kernel.
+        /// Error from the kernel.
         source: std::io::Error,
     },
     /// A file has the wrong format.

@@ -26,7 +26,7 @@ pub use self::source::{MemoryFile, StateSource};
 use crate::arch::layout::{MEMORY_DEVICE_GRANULE, PAGE_SIZE, boot_ram, ram_end};
 use crate::arch::saved::ProcessorsState;
 
-/// The version of [`VmState`] that this program writes, and the only one that it reads.
+/// The version of [`VmState`] that this program writes, and the only version that it reads.
 pub const VERSION: u32 = 1;
 
 /// Range of RAM, and the offset of its bytes in the saved memory contents.
@@ -57,7 +57,7 @@ pub struct ChunkRange {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmState {
-    /// [`VERSION`].
+    /// Version of the state, which must be [`VERSION`].
     pub version: u32,
     /// vCPUs, interrupt controllers, clock.
     pub processors: ProcessorsState,

@@ -71,7 +71,7 @@ pub fn restore(source: &dyn StateSource, ram_size: u64, prefault: bool) -> Resul
     Ok(ram)
 }
 
-/// Fills a new region. Returns the file of `source` if the region maps this file.
+/// Fills a new region with its saved contents. Returns the file of `source` if the region maps this file.
 fn fill<'s>(
     region: &RamRegion,
     zone: &MemoryZoneConfig,

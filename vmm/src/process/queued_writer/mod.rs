@@ -28,7 +28,7 @@ const PIECE: usize = 256;
 /// writing 256 bytes to a disk.
 const DISK_PIECE: usize = 4 << 10;
 
-/// Maximum time of one step of a caller's wait.
+/// Maximum time of one step of a wait. A caller waits in several steps.
 const STEP: Duration = Duration::from_millis(100);
 
 /// Bounded queue of bytes or lines, and the thread that writes them. After the queue is dropped, the thread continues until it has written
@@ -263,8 +263,7 @@ impl Shared {
 
     /// Waits until something was written, but at most `left` and at most one step. Returns the part of `left` that was used.
     ///
-    /// If the whole machine was suspended meanwhile, at most one step of the suspension counts, because the writing thread was suspended
-    /// too.
+    /// If the whole machine was suspended meanwhile, the suspension uses at most one step, because the writing thread was suspended too.
     fn wait<'a>(&self, state: MutexGuard<'a, State>, left: Duration) -> (MutexGuard<'a, State>, Duration) {
         let (begun, step) = (self.clock.now(), left.min(STEP));
         let state = self.clock.wait(&self.emptied, state, step);
@@ -302,7 +301,7 @@ impl Shared {
         }
     }
 
-    /// Records that the thread has finished a piece of `len` bytes. `lost` of its bytes or lines could not be written.
+    /// Records that the thread has finished a piece of `len` bytes. `lost` is the number of its bytes or lines that could not be written.
     fn wrote(&self, len: usize, lost: u64) {
         let mut state = self.lock();
         state.written += len as u64;

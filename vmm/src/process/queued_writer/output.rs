@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! File that a queue's thread writes to. After a failed write, output of lines continues with a notice and whole lines.
+//! Writes to the file of a queue. After a failed write, a queue of lines reports the lost lines, and continues with a whole line.
 
 use std::fs::File;
 use std::io::{self, Write};
