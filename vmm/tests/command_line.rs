@@ -19,7 +19,7 @@ fn full() -> OwnedFd {
     File::options().write(true).open("/dev/full").unwrap().into()
 }
 
-/// Runs the program with these streams. Returns its exit status. Also returns its standard error if `stderr` is a pipe.
+/// Runs the program with these output streams. Returns its exit status. Also returns its standard error if `stderr` is a pipe.
 fn run(arguments: &[&str], stdout: Stdio, stderr: Stdio) -> (Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
     let started = command.args(arguments).stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn().unwrap();

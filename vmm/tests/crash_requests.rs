@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Crash reports contain the requests that a guest had sent to a disk.
+//! Tests that crash reports contain the requests that a guest has sent to a disk.
 //!
 //! Without access to `/dev/kvm`, this test does nothing.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A real `carom` process whose parent has opened, created and bound all files and sockets of the VM.
+//! Tests a real `carom` process whose parent has opened all files and sockets of the VM.
 //!
 //! The guest consists of a few instructions. Without access to `/dev/kvm`, tests that boot the guest do nothing.
 
@@ -39,7 +39,7 @@ const CLOEXEC: u32 = 0o2_000_000;
 /// the descriptors.
 static PASSING: Mutex<()> = Mutex::new(());
 
-/// Descriptors that a process inherits, and its options.
+/// Descriptors that a process inherits, and the options of this process.
 #[derive(Default)]
 struct Given {
     /// Descriptors to inherit, without close-on-exec.

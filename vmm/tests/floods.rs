@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Small guests that use as many host resources as they can, in a real `carom` process. The cost to the host must stay limited, and
+//! Tests a real `carom` process with small guests that use as many host resources as they can. The cost to the host must stay limited, and
 //! clients must be served.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The VM Generation ID of a guest (`generation_guest/guest.c`) in a real `carom` process that is saved and restored.
+//! Tests the VM Generation ID in a real `carom` process. The VM of the guest (`generation_guest/guest.c`) is saved and restored.
 //!
 //! Without access to `/dev/kvm` or without a compiler, these tests do nothing.
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Failing host calls: a real `carom` process builds a VM whose guest prints a letter and powers off. In each run, a different kernel call
-//! fails. Either the VM works, or the program ends with one line that says what failed, and leaves no files behind.
+//! Tests failing host calls. A real `carom` process builds a VM whose guest prints a letter and powers off. In each run, a different kernel
+//! call fails. Either the VM works, or the program ends with one line that says what failed, and leaves no files behind.
 //!
 //! strace makes calls fail by changing the number of a call before the kernel sees it. A system call filter would see the changed number,
 //! so filters are off. A run takes a quarter of a second, and some 280 runs are possible. By default, the test makes every ninth run.

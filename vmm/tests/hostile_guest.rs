@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A hostile guest (`hostile_guest/guest.c`) in a real `carom` process. The program survives and serves its clients in time. The guest's
-//! cost to the host is bounded.
+//! Tests a real `carom` process with a hostile guest (`hostile_guest/guest.c`). The process must survive, and serve its clients in time.
+//! The guest's cost to the host must be bounded.
 //!
-//! The test runs two seeds for 12 s each. `CAROM_HOSTILE_SECONDS` sets a longer time. `CAROM_HOSTILE_SEEDS` (`7,8,9`) replays seeds.
-//! Without access to `/dev/kvm` or without a compiler, the test does nothing. `CAROM_HOSTILE_DEVICES` adds host devices, as a
-//! comma-separated list of addresses (`0000:00:04.0,0000:00:05.0`). In the test rig (`docs/rig.md`), an integration test runs this test
-//! with the rig's devices (`tests/integration/tests/guest/hostile_guest.rs`).
+//! The test runs the guest with two seeds, for 12 s each. `CAROM_HOSTILE_SECONDS` sets a longer time. `CAROM_HOSTILE_SEEDS` sets other
+//! seeds, for example `7,8,9`. Without access to `/dev/kvm` or without a compiler, the test does nothing. `CAROM_HOSTILE_DEVICES` adds host
+//! devices, as a comma-separated list of addresses (`0000:00:04.0,0000:00:05.0`). In the test rig (`docs/rig.md`), an integration test runs
+//! this test with the rig's devices (`tests/integration/tests/guest/hostile_guest.rs`).
 //!
-//! While a third guest runs, strace makes calls to the host's kernel fail. `CAROM_HOSTILE_FAULTS` is a comma-separated list of other seeds
-//! for this guest. With each of these seeds, one kind of call fails for some 4 s, then the next kind. With host devices, calls fail only if
-//! this variable is set.
+//! In a third run of the guest, strace makes calls to the host's kernel fail. `CAROM_HOSTILE_FAULTS` is a comma-separated list of other
+//! seeds for this run. With each of these seeds, one kind of call fails for some 4 s, then the next kind. With host devices, calls fail
+//! only if this variable is set.
 //!
 //! With AddressSanitizer (`scripts/test sanitizers`), the program's system calls are not filtered, because reports need further calls.
 
@@ -211,7 +211,7 @@ impl Carom {
         for name in ["mappings", "mapped_bytes", "stuck_ranges", "lost_chunks"] {
             assert_eq!(iommu[name], 0, "{name} after a reset: {iommu}");
         }
-        // Chunks may be parked for the next boot. All pinned memory belongs to these chunks, according to the devices and to the kernel.
+        // Chunks may be parked for the next boot. According to the devices and to the kernel, only these chunks are pinned.
         let windows = iommu["window_bytes"].as_u64().unwrap();
         assert!(windows <= WINDOWS && iommu["parked_chunks"].as_u64() == Some(windows / CHUNK), "{iommu}");
         let devices = counters.as_object().unwrap().iter().filter(|(name, _)| *name != "_iommu");
@@ -228,7 +228,7 @@ impl Carom {
         true
     }
 
-    /// Returns the guest's output: a letter for each step of its life. It is empty before a VM exists.
+    /// Returns the guest's output: a letter for each step of its life. The output is empty before a VM exists.
     fn serial(&self) -> String {
         fs::read_to_string(self.path("serial")).unwrap_or_default()
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The files that a real `carom` process can access if Landlock restricts the process to the files of its VM.
+//! Tests which files a real `carom` process can access if Landlock restricts the process to the files of its VM.
 //!
 //! The guest consists of a few instructions. Without access to `/dev/kvm`, tests that boot the guest do nothing.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of panic messages, in a separate process whose standard error is read or is a full pipe.
+//! Tests the messages of a process that panics. Its standard error is a pipe that the test reads, or a full pipe.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

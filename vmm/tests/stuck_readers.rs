@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A real `carom` process whose log, events, reports or console output are written to a full pipe. The reader of the pipe reads
+//! Tests a real `carom` process whose log, events, reports or console output are written to a full pipe. The reader of the pipe reads
 //! nothing, or reads late. Clients are still served, and SIGTERM ends the process.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::http::LIMIT;
 use super::{Carom, program};
 
-/// Returns the number in the line `name` of the file `status`. `task` is the thread's directory in `/proc`.
+/// Returns the number in the line `name` of a thread's `status` file. `task` is the thread's directory in `/proc`.
 fn figure(task: &Path, name: &str) -> u32 {
     let status = fs::read_to_string(task.join("status")).unwrap();
     let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

@@ -59,7 +59,7 @@ impl Carom {
         Self::new(child, socket, dir)
     }
 
-    /// Wraps a process that will listen at `socket` soon.
+    /// Waits until the process listens at `socket`.
     fn new(child: Child, socket: PathBuf, dir: tempfile::TempDir) -> Self {
         wait_for(|| UnixStream::connect(&socket).ok());
         Self { child, socket, _dir: dir }
@@ -158,7 +158,7 @@ fn refused_second_process_leaves_the_files_of_the_first() {
     assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
     assert_eq!(fs::read_to_string(&events).unwrap(), starting);
     assert_eq!(fs::read_to_string(&log).unwrap(), "what the first wrote");
-    // A third process with its own socket starts, and empties the first process's files.
+    // A third process has its own socket, so it starts. It empties the files of the first process.
     let other = carom.socket.with_file_name("other.sock");
     let mut third = same().arg("--api-socket").arg(format!("path={}", other.display())).spawn().unwrap();
     wait_for(|| UnixStream::connect(&other).ok());

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-# A PVH loader enters at `entry` in flat protected mode. Other processors come from the trampoline. Each processor calls guest().
+# A PVH loader starts the boot processor at `entry` in flat protected mode. The trampoline starts the other processors at `other_entry`.
+# Each processor calls guest().
 	.set	MAX_CPUS, 4
 	.set	STACK_SHIFT, 14
 
@@ -78,7 +79,7 @@ gdt_pointer:
 	.word	23
 	.long	gdt
 	.balign	8
-	# Vectors 0 to 0x30. handle_interrupt() writes them.
+	# Vectors 0 to 0x30. handle_interrupt() writes their entries.
 idt:
 	.zero	8 * 0x31
 idt_pointer:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of ch-remote, Cloud Hypervisor's client, with most verbs that Carom implements.
+//! Tests Carom with ch-remote, Cloud Hypervisor's client. The tests use most verbs that Carom implements.
 //!
 //! `CAROM_CH_REMOTE` names the client's program, which must be built from its sources. Without this variable, the tests send recorded
 //! requests of ch-remote. With `CAROM_BLESS=1`, the tests record the client's requests. Without access to `/dev/kvm`, these tests do
@@ -82,7 +82,7 @@ fn recorded_ch_remote_requests_get_the_expected_answers() {
     vmm.wait();
 }
 
-/// Fields, by path and type, with their values.
+/// Values of fields. A key consists of the path and the type of a field.
 type Fields = BTreeMap<String, BTreeSet<String>>;
 
 /// Adds the path of each field in `value` to `paths`. In a path, `*` replaces the names of devices and the indices of lists.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that repeatedly reads blocks of BLOCK bytes of a virtio disk and prints the time. The guest sends one request at a time, then 64
- * at a time. It polls for completions, so that interrupts take no time. Each line has two hexadecimal numbers. The first is the number of
- * requests that are sent at a time. The second is the number of cycles of the time stamp counter for READS requests.
+ * A guest that repeatedly reads blocks of BLOCK bytes of a virtio disk and prints the time. The guest sends one request at a time,
+ * then 64 requests at a time. It polls for completions, so that interrupts take no time. Each line has two hexadecimal numbers. The
+ * first is the number of requests that are sent at a time. The second is the number of cycles of the time stamp counter for READS
+ * requests.
  *
  * With a virtio-iommu, the guest maps the queue for the disk once, and the disk writes the data to a bounce window.
  */
@@ -13,10 +14,10 @@
 #define IOMMU 0x10571af4u
 #define QUEUE_SIZE 256
 #define READS 2048
-/* Length of the disk in bytes, which the guest reads completely. */
+/* Length of the disk in bytes. The guest reads the whole disk. */
 #define DISK_LEN 0x2000000u
 #define BLOCKS (DISK_LEN / BLOCK)
-/* Bytes of the buffers, at most a chunk. Large blocks share buffers, because nothing checks the data. */
+/* Length of all buffers in bytes: at most one chunk. Large blocks share buffers, because nothing checks the data. */
 #define BUFFERS_LEN 0x200000u
 #define TABLE 0x1000000u
 #define AVAILABLE 0x1001000u

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that keeps printing its VM Generation ID and the number of notifications about a new ID. The guest is 32-bit code
- * without an operating system and without paging. Carom enters it through PVH. The guest uses the addresses of the ID and of the
- * notifications that are in the ACPI tables.
+ * A guest that keeps printing its VM Generation ID and the number of notifications about a new ID. The guest is 32-bit code without
+ * an operating system and without paging. Carom enters it through PVH. The constants GENERATION_ID and NOTICE are the addresses
+ * that Carom writes to the ACPI tables.
  */
 #include "guest.h"
 

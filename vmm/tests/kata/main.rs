@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests the API calls that Kata Containers makes to Cloud Hypervisor with its Go client.
+//! Tests the API calls that Kata Containers' Go client makes to Cloud Hypervisor.
 //!
 //! `CAROM_KATA_CLIENT` names the program that is built from `driver.go` and Kata's Go client (`docs/kata.md`). Without this variable, the
 //! tests send recorded requests of the client. With `CAROM_BLESS=1`, the tests record the client's requests. Without access to `/dev/kvm`,

@@ -14,7 +14,7 @@ export PATH
 for place in /run "$prefix/etc/libvirt" "$prefix/var"; do
 	mount -t tmpfs tmpfs "$place" || exit 1
 done
-# The daemon uses all available cgroup controllers, and would leave groups behind.
+# The daemon would use all available cgroup controllers, and leave groups behind. So hide the cgroup file system from the daemon.
 if mountpoint --quiet /sys/fs/cgroup; then
 	umount --recursive --lazy /sys/fs/cgroup || exit 1
 fi

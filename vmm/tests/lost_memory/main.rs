@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guest memory that the host loses under a real `carom` process: truncated files and full file systems. The VM stops with a reason that
-//! names the zone or device and the file, and its guest does not continue.
+//! Tests a real `carom` process whose host loses guest memory, because a file was truncated or a file system is full. The VM stops with a
+//! reason that names the zone or device and the file, and its guest does not continue.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that sends MAP and UNMAP requests for a disk behind the virtio-iommu and prints their time. It maps one page at a time, then 64
- * at a time. It polls for answers, so that interrupts take no time. A line has two hexadecimal numbers. The first is the number of pages
- * that are mapped at a time. The second is the number of cycles of the time stamp counter for PAIRS pairs of MAP and UNMAP.
+ * A guest that sends MAP and UNMAP requests for a disk behind the virtio-iommu and prints their time. It maps one page at a time,
+ * then 64 pages at a time. It polls for answers, so that interrupts take no time. A line has two hexadecimal numbers. The first is
+ * the number of pages that are mapped at a time. The second is the number of cycles of the time stamp counter for PAIRS pairs of
+ * MAP and UNMAP.
  */
 #include "guest.h"
 
