@@ -53,7 +53,7 @@ fn drop_last(function: Arc<dyn PciDevice>, timeout: Duration) {
 
 /// All parts of a VM.
 ///
-/// The order of the fields is the order in which they are dropped: first the parts, then the objects that the DMA of the parts uses.
+/// Rust drops the fields in the order of their declaration: first the parts, then the objects that the parts' DMA uses.
 pub struct PartBus {
     parts: Vec<Placed>,
     iommu: Option<Arc<IommuHandle>>,
@@ -185,9 +185,9 @@ impl PartBus {
         iommu.add_ram(region).map_err(|error| VmError::Iommu(error.to_string()))
     }
 
-    /// Takes RAM away from all parts, after [`add_ram`](Self::add_ram) failed and the RAM was withdrawn. Parts to which `add_ram` did not
-    /// give the RAM are included: a driver may already have started such a part with addresses in the RAM, or mapped the RAM. Returns
-    /// `false` if the host keeps a mapping of the RAM, so that the pages must stay allocated.
+    /// Takes RAM away from all parts, after [`add_ram`](Self::add_ram) failed and the RAM was withdrawn. This includes parts that `add_ram`
+    /// did not give the RAM. A driver may already have mapped the RAM for such a part, or started the part with addresses in the RAM.
+    /// Returns `false` if the host keeps a mapping of the RAM, so that the pages must stay allocated.
     #[must_use]
     pub fn take_ram(&self, region: &RamRegion) -> bool {
         self.parts.iter().for_each(|placed| placed.part.take_ram(region));

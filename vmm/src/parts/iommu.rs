@@ -92,8 +92,8 @@ pub(super) fn build(
 ///
 /// - IOVAs below 4 GiB, which drivers allocate first: 2048 pages of the lowest level, and some pages of higher levels
 /// - windows above 4 GiB: 256 pages
-/// - other IOVAs: a range of twice the size of RAM. The mappings that exist at one time cover a smaller range, even with the gaps that IOVA
-///   allocators leave between mappings.
+/// - other IOVAs: a range of twice the size of RAM. The mappings that exist at one time, and the gaps that IOVA allocators leave between
+///   them, cover less.
 fn max_table_pages(config: &VmConfig) -> u64 {
     /// Bytes that one page of the lowest page-table level translates.
     const LARGE_PAGE: u64 = 2 << 20;

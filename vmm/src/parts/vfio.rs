@@ -75,8 +75,8 @@ impl HostDevices {
     }
 }
 
-/// VFIO device of a VM. The order of the fields is the order in which they are dropped: first the function, then the address space that its
-/// DMA uses.
+/// VFIO device of a VM. Rust drops the fields in the order of their declaration: first the function, then the address space that its DMA
+/// uses.
 struct HostDevice {
     function: Arc<VfioPciDevice>,
     /// Shared address space, for a device that is not behind the virtio-iommu.

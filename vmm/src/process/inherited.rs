@@ -66,7 +66,7 @@ impl InheritedFds {
     /// Stores the descriptor with this number, which `option` names. The code that needs the descriptor duplicates it later.
     ///
     /// # Errors
-    /// The descriptor is of an unsupported kind, belongs to a KVM with another API version, or is not of the kind that the option expects.
+    /// Carom cannot use this kind of descriptor, the option expects another kind, or KVM has another API version.
     pub fn keep(&mut self, option: Field, number: i32) -> Result<(), FileError> {
         let kept = self.give(number).and_then(|fd| {
             devices::inherited::keep(number, fd)?;

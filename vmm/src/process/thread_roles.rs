@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Roles of the VMM's own threads. A role has the system calls that its threads may make. The modules of devices define the roles of the
+//! Roles of the VMM's own threads. A role lists the system calls that its threads may make. The modules of devices define the roles of the
 //! devices' threads.
 
 use devices::sandbox::Argument::Is;
@@ -90,7 +90,7 @@ const CLIENT: &[Call] = &[
 ];
 
 /// Requests that set up a tap interface: `TUNSETIFF`, `TUNGETIFF`, `TUNGETFEATURES`, `TUNSETVNETHDRSZ`, `TUNSETPERSIST`. Other requests of
-/// the same ioctl type are not allowed, because the requests of terminals have this type too, and some of these requests can fake input.
+/// the same ioctl type are not allowed. Requests of terminals have this type too, and some of them can fake input.
 const TAP: &[Call] =
     &[Ioctl(0x4004_54ca), Ioctl(0x8004_54d2), Ioctl(0x8004_54cf), Ioctl(0x4004_54d8), Ioctl(0x4004_54cb)];
 

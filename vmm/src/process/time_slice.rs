@@ -3,9 +3,9 @@
 //! Short time slices for threads that answer clients.
 //!
 //! vCPUs and polling threads use their host CPUs fully. Such a thread may be running when a thread that answers clients wakes up. The
-//! scheduler usually runs the waking thread immediately on two conditions: the waking thread has used no more than its share of the CPU,
-//! and its slice is shorter than the running thread's slice. Otherwise the waking thread may wait some milliseconds until the running
-//! thread's slice ends.
+//! scheduler usually runs the waking thread immediately on two conditions. The waking thread must have used no more than its share of the
+//! CPU, and its slice must be shorter than the running thread's slice. Otherwise the waking thread may wait some milliseconds until the
+//! running thread's slice ends.
 //!
 //! A short slice needs no privilege. It does not increase the thread's share of the CPU, because each turn is shorter. Before Linux 6.12,
 //! the slice has no effect (`sched_attr::sched_runtime` of `SCHED_OTHER`, `kernel/sched/syscalls.c`).

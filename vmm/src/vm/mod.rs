@@ -59,9 +59,9 @@ const WATCHDOG_ID: &str = "_watchdog";
 
 /// A VM whose devices are built and whose vCPUs are paused.
 ///
-/// The order of the fields is the order in which they are dropped. First the vCPUs stop, because their threads use the devices. Then the
-/// devices close their host resources, and RAM is freed. Last, `serial` waits for the readers of the serial port's output, while the
-/// terminal still belongs to the guest.
+/// Rust drops the fields in the order of their declaration. First the vCPUs stop, because their threads use the devices. Then the devices
+/// close their host resources, and RAM is freed. Last, `serial` waits for the readers of the serial port's output, while the terminal still
+/// belongs to the guest.
 pub struct Vm {
     processors: Processors,
     initial_irqchip: IrqchipState,

@@ -3,7 +3,7 @@
 //! System calls that access another process, another kind of file or socket, or the whole host. No thread role allows these calls, with one
 //! exception: the thread that starts the other threads may call `ioctl`.
 //!
-//! If a filter allows such a call by mistake, the call does no harm: its pointers are null, its descriptor is invalid and its signal is 0.
+//! If a filter allows such a call by mistake, the call does no harm. Its pointers are null, its descriptor is invalid and its signal is 0.
 //! Only a call that creates a socket has an effect: the socket stays open.
 
 use std::io;
