@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Cost of mapping and unmapping, in counts
+ * Cost of mapping and unmapping, in instructions and memory accesses
  *
  * Each call is between two marks, which are no-operations. The emulator's plug-in
  * (tests/integration/plugin/counts.c) counts the instructions and memory accesses between the
@@ -47,7 +47,7 @@ struct bench {
 
 enum call { NOTHING, PAGE_TO, PAGE_FROM, SG_TO, SG_FROM, CALLS };
 
-/* Mark that ends the map call of a kind. The next number ends the unmap call. */
+/* Number of the mark after a map call. The next number marks the end of the unmap call. */
 #define MARK_OF(call)	(MARK_END + 2 * (call))
 
 static enum dma_data_direction direction(enum call call)

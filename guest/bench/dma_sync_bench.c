@@ -112,8 +112,8 @@ static int run(struct bench *bench)
 		pr_info("CAROM-SYNC-LOST 1\n");
 	measure_all(bench, "never-bounced", MARK_END);
 	/*
-	 * The first mapping that bounces clears the device's flag like this, by swiotlb or by a
-	 * pool.
+	 * The first bounced mapping clears the device's flag like this, whether swiotlb or a pool
+	 * bounces it.
 	 */
 	dev->dma_skip_sync = false;
 	measure_all(bench, "has-bounced", MARK_END + CALLS);

@@ -24,7 +24,7 @@ static __always_inline void mark(const int number)
 	asm volatile(MARK : : "i" (number) : "memory");
 }
 
-/* Begins a count, and accesses the stack to show its address. */
+/* Begins a count. The first access is to the stack, so that the plug-in learns its address. */
 static __always_inline void begin(void)
 {
 	asm volatile(MARK "push %%rax\n\tpop %%rax" : : "i" (MARK_BEGIN) : "memory");

@@ -5,8 +5,8 @@
  * also across chunks and together with the program's own memory. Overwrites 4 MiB at the start of
  * DEVICE. Prints a line for each case. The exit status is 0 if all cases are right.
  *
- * lent-check FILE: maps FILE and touches it until the memory is taken away. The exit status is 0 at
- * SIGBUS.
+ * lent-check FILE: maps FILE and accesses it until the kernel takes the memory away. The exit
+ * status is 0 at SIGBUS.
  *
  * lent-check FILE -: opens FILE, waits for a line of input, and maps FILE. Before the caller sends the line, it
  * must give the device another pool. Prints a line. The exit status is 0 if the mapping is refused.
@@ -101,8 +101,8 @@ static void transfers(int fd)
 }
 
 /*
- * Makes one request with pieces of @len bytes. They are lent and own memory in turn. @first is 0 if the first piece
- * is lent.
+ * Makes one request with pieces of @len bytes. The pieces are lent memory and the program's own
+ * memory in turn. @first is 0 if the first piece is lent.
  */
 static void mixed(int fd, size_t len, int first, const char *what)
 {

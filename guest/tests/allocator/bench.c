@@ -2,8 +2,8 @@
 /*
  * Benchmark of how the allocator of bounce slots scales. Threads take and return slots, each on its
  * own CPU, with a few slots in flight. Runs with 1, 2, 4, 8 and 16 threads. Prints the operations
- * per second of all threads, and of each thread that had a core to run on. One operation takes and
- * returns a slot.
+ * per second of all threads together, and the average per thread, or per core if there are fewer
+ * cores. One operation takes and returns a slot.
  */
 
 #include "shim.h"

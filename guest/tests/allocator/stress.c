@@ -196,7 +196,7 @@ static void add_chunk(unsigned int kind, unsigned int class, unsigned long long 
 		return;
 	chunk = dma_bounce_chunk_alloc(kind, class, CHUNK, NUMA_NO_NODE);
 	CHECK(chunk);
-	/* Vary the limit of CPUs' stacks. A low limit means no slots of the larger sizes. */
+	/* Vary the limit of CPUs' stacks. With a low limit, CPUs keep no large slots. */
 	if (next_random(state) % 8 == 0)
 		dma_bounce_slots_limit(&slots, next_random(state) % 2 ? UINT64_MAX :
 				       next_random(state) % (256ULL * SZ_1M));
@@ -394,7 +394,7 @@ int main(int argc, char **argv)
 	check_nothing_lost();
 	printf("seed %llu: %lu slots taken, %lu misses; chunks: %lu added (%lu because a depot asked), %lu withdrawn, %lu reused, %lu drained; all chunks freed %lu times, %lu orphans\n",
 	       seed, gets, misses, adds, asked, withdrawals, recycled, drains, deaths, orphans);
-	/* The run must have met each case. */
+	/* Each case must have occurred. */
 	CHECK(gets && misses && withdrawals && recycled && drains && deaths && orphans && notified &&
 	      asked);
 	kill_all();

@@ -134,7 +134,7 @@ static void few_slots_test(void)
 	end();
 }
 
-/* With one chunk of many slots, the depot asks when only as many are free as a CPU may keep. */
+/* With one chunk of many slots, the depot asks when the free slots are as few as a CPU may keep. */
 static void many_slots_test(void)
 {
 	begin(1);

@@ -3,11 +3,11 @@
  * Measurement of the size up to which bouncing is cheaper than mapping
  *
  * The time of mapping and unmapping hardly depends on the size. The time of a copy grows with the
- * size. The threshold is the size at which both are equal. A pool uses this threshold if neither
- * the boot option nor the provider sets another.
+ * size. The threshold is the size at which the two times are equal. A pool uses this threshold if
+ * neither the boot option nor the provider sets a threshold.
  *
- * Each time is the median of several measurements. Some measurements are too long because of
- * interruptions. Others are too short because the clock of a guest stood still.
+ * Each time is the median of several measurements. Some times are too long because something
+ * interrupted the measurement. Others are too short because the guest's clock stood still.
  */
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
@@ -43,9 +43,9 @@ static u64 median(u64 *times)
 }
 
 /*
- * Measures the time of one copy of CALIBRATE_COPY bytes in ns. Returns 0 if that fails. The source
- * was not touched just before: each round uses another part of an area that is larger than a CPU's
- * private cache. All rounds use the same destination, as slots are used repeatedly, too.
+ * Returns the time in ns that a copy of CALIBRATE_COPY bytes takes, or 0 on failure. Each round
+ * copies from another part of an area that is larger than a CPU's private cache, so this cache does
+ * not contain the source. All rounds copy to the same memory, because slots are reused, too.
  */
 static u64 time_copy(void)
 {
@@ -70,7 +70,7 @@ static u64 time_copy(void)
 	return median(times);
 }
 
-/* Measures the time of mapping and unmapping a page in ns. Returns 0 if that fails. */
+/* Returns the time in ns that mapping and unmapping a page takes, or 0 on failure. */
 static u64 time_map(struct dma_bounce_pool *pool)
 {
 	unsigned long shift = iova_shift(pool->iovad), pages, pfn;
@@ -104,7 +104,7 @@ static u64 time_map(struct dma_bounce_pool *pool)
 			pr_err("%s: cannot unmap the page at %pad\n", pool->name, &iova);
 			return 0;
 		}
-		/* With a flush queue, many mappings share one flush, so do not time it. */
+		/* With a flush queue, many mappings share one flush, so do not time the flush. */
 		if (!gather.queued)
 			iommu_iotlb_sync(domain, &gather);
 		times[i] = ktime_get_ns() - start;

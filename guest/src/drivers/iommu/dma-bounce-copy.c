@@ -2,15 +2,16 @@
 /*
  * Bouncing of small DMA: copies between buffers and slots
  *
- * At map, the buffer is copied to the slot, whatever the direction. So bytes that the device does
- * not write come back unchanged, and bytes of an earlier user of the slot never come back.
+ * When a buffer is mapped, it is copied to its slot, whatever the direction. So unmapping does not
+ * change bytes that the device did not write, and the buffer never gets bytes of the slot's earlier
+ * user.
  *
  * A driver can avoid this copy with two attributes. With DMA_ATTR_BOUNCE_NO_COPY_IN, nothing is
- * copied at map. Then the slot is copied back only if the driver reports at unmap that the device
- * wrote every byte, with DMA_ATTR_BOUNCE_ALL_WRITTEN.
+ * copied at map. Then the slot is copied back only if the driver unmaps with
+ * DMA_ATTR_BOUNCE_ALL_WRITTEN, which reports that the device wrote every byte.
  *
- * Functions that work on a slot run in an RCU read-side critical section. The memory of the slot
- * stays until the section ends.
+ * Functions that work on a slot run in an RCU read-side critical section. The memory of the slot is
+ * not freed before the section ends.
  */
 
 #include <linux/blk-mq.h>
@@ -24,10 +25,9 @@
 #include "dma-bounce-copy.h"
 
 /*
- * Returns true if copy_page() is faster than memcpy(). On x86, memcpy() is one instruction if the
- * CPU has FSRM, which means that the instruction is fast also for few bytes. Otherwise memcpy() is
- * a loop that moves 32 bytes at a time. copy_page() still uses the instruction, which is fast for
- * pages on these CPUs, too.
+ * Returns true if copy_page() is faster than memcpy(). On x86, memcpy() is one REP MOVSB
+ * instruction if the CPU has FSRM (fast short REP MOV). Without FSRM, memcpy() is a loop that moves
+ * 32 bytes at a time. copy_page() uses REP MOVSQ, which is fast for whole pages also without FSRM.
  */
 static bool copy_by_page(void *to, void *from, size_t len)
 {
@@ -185,8 +185,8 @@ void dma_bounce_slot_trace_end(struct device *dev, struct dma_bounce_slot *slot,
  * @for_device: true if the device gets the part, false if the CPU gets it
  *
  * If the device only writes, nothing is copied to the slot, because the device may already have
- * written. If the device only reads, nothing is copied back, because the CPU may have written to
- * the buffer.
+ * written to the slot. If the device only reads, nothing is copied to the buffer, because the CPU
+ * may have written to the buffer.
  */
 void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
 			  struct dma_bounce_slot *slot, struct scatterlist *sgl, size_t skip,
@@ -198,7 +198,7 @@ void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
 	dma_bounce_count(pool, DMA_BOUNCE_SYNCS, 1);
 	if (READ_ONCE(slot->chunk->state) == DMA_BOUNCE_DEAD)
 		return;
-	/* The device may not have written the whole part. */
+	/* Bytes that the device did not write are older data, because the buffer was not copied. */
 	if (!for_device && copy && WARN_ON_ONCE(slot->no_copy_in))
 		copy = false;
 	if (copy)

@@ -51,13 +51,13 @@ u64 dma_bounce_pool_stat(struct dma_bounce_pool *pool, enum dma_bounce_stat stat
 
 	for_each_possible_cpu(cpu)
 		sum += READ_ONCE(per_cpu_ptr(pool->stats, cpu)->count[stat]);
-	/* The sum above has only the bytes of buffers for one mapping. Add the bytes of slots. */
+	/* The sum has only the bytes of buffers for one mapping. Add the bytes that slots count. */
 	if (pool->slots.len && (stat == DMA_BOUNCE_BYTES_IN || stat == DMA_BOUNCE_BYTES_OUT))
 		sum += dma_bounce_slots_bytes(&pool->slots, stat == DMA_BOUNCE_BYTES_IN);
 	return sum;
 }
 
-/* Shows the number of mappings that bounced. Before the allocator is open, there are none. */
+/* Shows the number of mappings that slots served. It is 0 before the allocator is open. */
 static void show_bounced(struct seq_file *m, struct dma_bounce_slots *slots)
 {
 	u64 n[DMA_BOUNCE_MAPPED_TYPES] = {};

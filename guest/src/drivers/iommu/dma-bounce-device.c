@@ -79,8 +79,8 @@ early_param("iommu.bounce", dma_bounce_setup);
 /**
  * dma_bounce_allowed - check if bouncing is allowed
  *
- * Return: false if iommu.bounce=off was given at boot, and in guests with encrypted memory. There,
- * memory for devices must be decrypted first, and bounce memory is not decrypted.
+ * Return: false if iommu.bounce=off was given at boot, or if the guest's memory is encrypted.
+ * Devices of such a guest can access only decrypted memory, and bounce memory is not decrypted.
  */
 bool dma_bounce_allowed(void)
 {
@@ -97,9 +97,9 @@ static void dma_bounce_opt_out(void *data)
 }
 
 /*
- * Returns true for display controllers. The driver of a bus opts in for all devices on the bus. But
- * graphics drivers keep buffers mapped, and not all of them synchronise: virtio-gpu of 6.12 never
- * synchronises a buffer before the CPU looks at it.
+ * Returns true for display controllers. The driver of a bus, such as virtio-pci, opts in for all
+ * devices on the bus. But graphics drivers keep buffers mapped, and not all of them synchronise:
+ * virtio-gpu of 6.12 never synchronises a buffer before the CPU looks at it.
  */
 static bool maps_for_long(struct device *dev)
 {
@@ -110,9 +110,9 @@ static bool maps_for_long(struct device *dev)
  * dma_bounce_opt_in - allow small DMA of a device to bounce
  * @dev: the device, which is being probed
  *
- * A driver may call this if it keeps the DMA API's rules on the ownership of buffers. It must unmap
- * or synchronise each streaming mapping before the CPU looks at the buffer. The opt-in ends when
- * the driver is unbound. Has no effect for display controllers.
+ * A driver may call this function if it follows the DMA API's rules on the ownership of buffers.
+ * The driver must unmap or synchronise each streaming mapping before the CPU looks at the buffer.
+ * The opt-in ends when the driver is unbound. Has no effect for display controllers.
  */
 void dma_bounce_opt_in(struct device *dev)
 {
@@ -177,7 +177,7 @@ static const struct attribute_group dma_bounce_group = {
 
 /*
  * Reserves the range of IOVA in which a provider maps chunks, so that no other mapping uses it. The
- * host should report the range as reserved, but may have forgotten to. Reserving a reserved range
+ * host should report the range as reserved, but not every host does. Reserving a reserved range
  * again does no harm.
  */
 static bool reserve_range(struct iova_domain *iovad, const struct dma_bounce_limits *limits)
@@ -203,8 +203,8 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 	struct dma_bounce_limits limits = {};
 
 	/*
-	 * Clear the pool of an old domain. The device has no mappings between the end of the old
-	 * domain and this call. The new domain may have no pool, for example if it is not for DMA.
+	 * Forget the pool of the device's old domain. The device has had no mappings since the old
+	 * domain ended. The new domain may have no pool, for example if it is not for DMA.
 	 */
 	WRITE_ONCE(dev->iommu->bounce.pool, NULL);
 	dma_bounce_lender_set(dev, NULL);
@@ -219,7 +219,7 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 	if (!dev->iommu->bounce.files)
 		dev->iommu->bounce.files = !device_add_group(dev, &dma_bounce_group);
 	if (!domain->bounce) {
-		/* Nothing is mapped yet. For the kernel's pages, the first use reserves a range. */
+		/* The range is still free. The kernel's pages get a range at first use. */
 		if (ops != &dma_bounce_page_ops && !reserve_range(iovad, &limits))
 			return;
 		domain->bounce = dma_bounce_pool_create(domain, iovad, ops, dev,
@@ -254,8 +254,8 @@ void dma_bounce_free_domain(struct iommu_domain *domain)
  * dma_bounce_stop - give all chunks back before the last device leaves a domain
  * @domain: the domain, which need not have a pool
  *
- * For IOMMU drivers whose domains lose the provider's chunks with the last device. Must be called
- * before the device leaves. May sleep.
+ * For IOMMU drivers whose domains lose the provider's chunks when the last device leaves. Must be
+ * called before the device leaves. May sleep.
  */
 void dma_bounce_stop(struct iommu_domain *domain)
 {

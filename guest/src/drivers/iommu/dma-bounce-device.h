@@ -37,8 +37,8 @@ extern bool dma_bounce_all_devices;
  * dma_bounce_wanted - check if small DMA of a device should bounce
  * @dev: the device, which has a DMA domain
  *
- * Return: the choice in sysfs. If that is auto, true if the driver opted in or the boot parameter
- * enables all devices.
+ * Return: true if the mode in sysfs is on. If the mode is auto, true if the driver opted in or the
+ * boot parameter enables all devices.
  */
 static inline bool dma_bounce_wanted(struct device *dev)
 {

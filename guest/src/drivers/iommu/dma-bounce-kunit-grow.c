@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * KUnit tests of bounced DMA: pools that grow before mappings find no slot
+ * KUnit tests of bounced DMA: pools that grow before their free slots run out
  */
 
 #include <kunit/test.h>
@@ -97,7 +97,7 @@ static void ahead_test(struct kunit *test)
 	unmap_all(test, mapper);
 }
 
-/* Constant use adds one chunk, which is not given back and requested again. */
+/* If the number of mappings stays constant, the pool adds one chunk and keeps it. */
 static void constant_use_test(struct kunit *test)
 {
 	struct mapper *mapper = new_mapper(test);
@@ -123,7 +123,7 @@ static void constant_use_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->pool->nchunks, 0);
 }
 
-/* If the provider fails to add a chunk ahead, mappings can still request a chunk later. */
+/* If adding a chunk early fails, a mapping that finds no slot can still request a chunk. */
 static void ahead_fails_test(struct kunit *test)
 {
 	struct mapper *mapper = new_mapper(test);
@@ -142,14 +142,14 @@ static void ahead_fails_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->pool->failures, failures);
 	KUNIT_EXPECT_FALSE(test, t->pool->starved);
 	WRITE_ONCE(t->fake->most, 0);
-	/* The pool does not ask again at once, so one mapping finds no slot. */
+	/* The pool does not ask the provider again immediately, so one mapping finds no slot. */
 	map_to(test, mapper, PER_CHUNK + 1);
 	KUNIT_EXPECT_TRUE(test, map_one(test, mapper));
 	KUNIT_EXPECT_EQ(test, t->pool->nchunks, 2);
 	unmap_all(test, mapper);
 }
 
-/* Growing ahead takes no chunks of other sizes, and not the last chunk of the budget. */
+/* Growing before slots run out takes no chunk from other sizes, nor the budget's last chunk. */
 static void ahead_takes_nothing_test(struct kunit *test)
 {
 	struct mapper *mapper = new_mapper(test);
@@ -162,7 +162,7 @@ static void ahead_takes_nothing_test(struct kunit *test)
 	bounce_kunit_warm(test, LEN, DMA_FROM_DEVICE);
 	mutex_lock(&t->pool->slots.mutex);
 	dma_bounce_slots_flush(&t->pool->slots, true);
-	/* Make the chunks look idle for long. */
+	/* Make the chunks look as if they had been idle for long. */
 	for (place = 0; (chunk = dma_bounce_next_chunk(t->pool, &place));)
 		chunk->idle_since -= 2 * DMA_BOUNCE_IDLE;
 	mutex_unlock(&t->pool->slots.mutex);

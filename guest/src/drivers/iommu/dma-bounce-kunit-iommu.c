@@ -3,8 +3,8 @@
  * A software IOMMU with one device behind it, for KUnit tests of bounced DMA
  *
  * The device's DMA goes through the IOMMU's table, page by page. So a test can act as any device,
- * also as a device that accesses memory that it should not reach. The IOMMU provides bounce memory,
- * as an IOMMU with windows does.
+ * also as a device that tries to access forbidden memory. The IOMMU provides bounce memory, as an
+ * IOMMU with windows does.
  */
 
 #include <kunit/test.h>
@@ -21,7 +21,7 @@
 #include "dma-bounce-kunit-iommu.h"
 #include "dma-bounce-types.h"
 
-/* Permissions, in the low bits of a table entry. The other bits are the page number of memory. */
+/* Permissions, in the low bits of a table entry. The other bits are a memory page's number. */
 #define FAKE_PROT	(IOMMU_READ | IOMMU_WRITE)
 
 static struct fake_iommu *the_fake;
@@ -64,7 +64,7 @@ static int fake_map_pages(struct iommu_domain *domain, unsigned long iova, phys_
 	int ret;
 
 	for (; pgcount; pgcount--, iova += PAGE_SIZE, paddr += PAGE_SIZE) {
-		/* The lock is held with interrupts off. */
+		/* fake_set() allocates while it holds a lock with interrupts off. */
 		ret = fake_set(fake, iova, paddr, prot, GFP_ATOMIC);
 		if (ret)
 			return ret;
@@ -92,7 +92,7 @@ static phys_addr_t fake_iova_to_phys(struct iommu_domain *domain, dma_addr_t iov
 	return entry ? (xa_to_value(entry) >> 2 << PAGE_SHIFT) + offset_in_page(iova) : 0;
 }
 
-/* Kernels that pass the old domain to attach_dev also define kunit_warning_suppress(). */
+/* The kernels that pass the old domain to attach_dev are those with kunit_warning_suppress(). */
 #ifdef kunit_warning_suppress
 static int fake_attach_dev(struct iommu_domain *domain, struct device *dev,
 			   struct iommu_domain *old)
@@ -221,7 +221,7 @@ static bool fake_capable(struct device *dev, enum iommu_cap cap)
 	return cap == IOMMU_CAP_CACHE_COHERENCY;
 }
 
-/* Does not report the range of its chunks as reserved. A real IOMMU should report it. */
+/* Does not report the range of its chunks as reserved, as a real IOMMU should. */
 static const struct iommu_ops fake_ops = {
 	.capable		= fake_capable,
 	.domain_alloc_paging	= fake_domain_alloc,
@@ -239,7 +239,7 @@ static int fake_add_device(struct fake_iommu *fake)
 	if (!fake->pdev)
 		return -ENOMEM;
 	fake->dev = &fake->pdev->dev;
-	/* A bus makes devices coherent in this way. Other devices do not bounce. */
+	/* Make the device coherent, as a bus does. Non-coherent devices do not bounce. */
 	arch_setup_dma_ops(fake->dev, true);
 	scoped_guard(mutex, &iommu_probe_device_lock)
 		ret = iommu_fwspec_init(fake->dev, dev_fwnode(fake->hw));
@@ -248,7 +248,7 @@ static int fake_add_device(struct fake_iommu *fake)
 		ret = platform_device_add(fake->pdev);
 	if (!ret && !fake->domain.bounce)
 		ret = -ENODEV;
-	/* Drivers set these masks. This call also decides whether sync calls are elided. */
+	/* Set the masks, as drivers do. This call also decides whether sync calls are elided. */
 	return ret ?: dma_set_mask_and_coherent(fake->dev, DMA_BIT_MASK(64));
 }
 
@@ -340,7 +340,7 @@ struct fake_iommu *fake_domain_create(struct fake_iommu *fake)
 	other->shares_with = fake;
 	other->domain.ops = &fake_domain_ops;
 	dma_bounce_init_domain(&other->domain, fake->dev, fake->domain.bounce->iovad);
-	/* The device's mappings stay in the first domain. */
+	/* Undo the change of the device's pool: the device stays in the first domain. */
 	fake->dev->iommu->bounce.pool = fake->domain.bounce;
 	if (other->domain.bounce)
 		return other;
@@ -361,7 +361,7 @@ void fake_domain_destroy(struct fake_iommu *other)
 }
 
 /**
- * fake_set_most - set the provider's maximum number of chunks of all domains together
+ * fake_set_most - limit the number of chunks that all domains together get from the provider
  * @fake: the IOMMU
  * @most: number of chunks
  */
@@ -372,7 +372,7 @@ void fake_set_most(struct fake_iommu *fake, unsigned int most)
 }
 
 /**
- * fake_set_budget - set the budget that the provider gives a domain
+ * fake_set_budget - set the budget of the device's domain
  * @fake: the IOMMU
  * @budget: number of bytes
  */

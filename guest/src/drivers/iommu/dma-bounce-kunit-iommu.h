@@ -23,15 +23,15 @@
  * @dev:	the device behind the IOMMU
  * @domain:	domain of the device
  * @table:	page table: maps a page of IOVA to a page of memory and permissions
- * @maps:	number of pages that were mapped, without pages of chunks
- * @budget:	number of bytes that the provider gives
+ * @maps:	number of pages that were mapped, not counting pages of chunks
+ * @budget:	maximum number of bytes that the provider gives the domain
  * @refuse_del:	the provider refuses to take chunks back
  * @refused:	number of refusals to take a chunk back
  * @refuse_add:	IOVA at which the provider never adds a chunk
- * @adding:	called while the provider adds a chunk, if set
- * @shares_with: the IOMMU whose @most and @given count for this domain, or NULL for its own
- * @most:	maximum number of chunks of all domains that share them, 0 for no limit
- * @given:	number of chunks of these domains
+ * @adding:	called while the provider adds a chunk, or NULL
+ * @shares_with: structure whose @most and @given apply to this domain, NULL for this structure
+ * @most:	maximum of @given, 0 for no limit
+ * @given:	number of chunks of all domains to which this member applies
  */
 struct fake_iommu {
 	struct iommu_device	iommu;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * KUnit tests of bounced DMA: lists, which use one slot
+ * KUnit tests of bounced DMA: lists, which use one slot for all entries
  */
 
 #include <kunit/test.h>
@@ -14,7 +14,7 @@
 #include "dma-bounce-map.h"
 
 #ifndef kunit_warning_suppress
-/* In older kernels, a test cannot expect a warning, so all messages are suppressed meanwhile. */
+/* In older kernels, a test cannot expect a warning. Suppress all messages instead. */
 #define kunit_warning_suppress(test) \
 	for (suppress_printk = !!(test); suppress_printk; suppress_printk = 0)
 #endif
@@ -70,7 +70,7 @@ static void list_test(struct kunit *test)
 	unsigned int i;
 
 	KUNIT_EXPECT_EQ(test, sg_dma_len(sgl), LIST_LEN);
-	/* A length of 0 marks the end for users that look for it. */
+	/* Some users of lists take a DMA length of 0 for the end. */
 	KUNIT_EXPECT_EQ(test, sg_dma_len(&sgl[1]), 0);
 	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
 	KUNIT_EXPECT_TRUE(test, list_is(t->area, flat));
@@ -125,7 +125,7 @@ static void list_of_one_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* A sync call copies the CPU's writes for the given entries, and only if the device reads. */
+/* Sync for the device copies only the given entries, and nothing if the device only writes. */
 static void list_sync_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -144,7 +144,7 @@ static void list_sync_test(struct kunit *test)
 		memset(t->expect + pieces[i].offset, 0x11, pieces[i].len);
 	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
 	KUNIT_EXPECT_TRUE(test, list_is(t->expect, flat));
-	/* The other entries are copied back with the device's contents. */
+	/* Unmapping overwrites the CPU's writes to the other entries. */
 	dma_unmap_sg(t->dev, sgl, PIECES, DMA_BIDIRECTIONAL);
 	bounce_kunit_expect_area(test);
 }
@@ -200,7 +200,7 @@ static void list_layout_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Calls with entries from the middle of a list have no effect, and the list stays mapped. */
+/* Sync and unmap calls that start in the middle of a list have no effect. */
 static void list_middle_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -213,7 +213,7 @@ static void list_middle_test(struct kunit *test)
 	bounce_kunit_fill(t);
 	bounce_kunit_warm(test, LIST_LEN, DMA_FROM_DEVICE);
 	init_list(t, sgl);
-	/* This gives the second entry an address in the slot. */
+	/* With this limit, the second entry also gets an address in the slot. */
 	dma_set_max_seg_size(t->dev, 1024);
 	KUNIT_EXPECT_EQ(test, dma_map_sg(t->dev, sgl, PIECES, DMA_FROM_DEVICE), 3);
 	dma_set_max_seg_size(t->dev, max);
@@ -227,7 +227,7 @@ static void list_middle_test(struct kunit *test)
 	kunit_warning_suppress(test)
 		unmapped = __dma_bounce_unmap_sg(t->dev, &sgl[1], PIECES - 1, 0);
 	bounce_kunit_expect_area(test);
-	/* dma-iommu.c must not handle these calls either. */
+	/* True means that dma-iommu.c does not handle these calls either. */
 	KUNIT_EXPECT_TRUE(test, synced);
 	KUNIT_EXPECT_TRUE(test, unmapped);
 	dma_unmap_sg(t->dev, sgl, PIECES, DMA_FROM_DEVICE);
@@ -254,7 +254,7 @@ static unsigned int slots_in_use(struct dma_bounce_pool *pool)
 	return used;
 }
 
-/* A list may be synchronised by a copy of it. The copy may be gone at a sync call by address. */
+/* A list may be synchronised through a copy. A later sync call by address must not use the copy. */
 static void list_copy_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -264,7 +264,7 @@ static void list_copy_test(struct kunit *test)
 
 	memcpy(copy, sgl, sizeof(copy));
 	dma_sync_sg_for_device(t->dev, copy, PIECES, DMA_TO_DEVICE);
-	/* Point the copy elsewhere, so that a wrong use of the copy shows. */
+	/* Point the copy to other memory, so that the test notices if the copy is used. */
 	sg_init_table(copy, PIECES);
 	for (i = 0; i < PIECES; i++)
 		sg_set_buf(&copy[i], t->area + AREA - SZ_4K, pieces[i].len);
@@ -280,7 +280,7 @@ static void list_copy_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Entries after the segments keep no old address, which may now belong to another list. */
+/* Entries without a segment lose their old address, which may now belong to another list. */
 static void list_stale_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -307,7 +307,7 @@ static void list_stale_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Mainline treats a list with one entry and a buffer alike, so either call may unmap. */
+/* As in mainline, a list with one entry may be unmapped as a buffer, and a buffer as a list. */
 static void list_or_page_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -324,7 +324,7 @@ static void list_or_page_test(struct kunit *test)
 	KUNIT_ASSERT_TRUE(test, dma_bounce_owns(t->pool, addr));
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, bytes, 1000));
 	memset(t->expect + 5000, SECRET, 1000);
-	/* Avoid the DMA API's debugging, which wants map and unmap calls of the same type. */
+	/* Avoid the DMA API's debugging, which requires map and unmap calls of the same type. */
 	KUNIT_EXPECT_TRUE(test, dma_bounce_unmap_page(t->dev, addr, 0));
 	bounce_kunit_expect_area(test);
 

@@ -53,7 +53,7 @@ static void add_chunk_on(struct kunit *test, int node)
 	KUNIT_ASSERT_NOT_NULL(test, pool);
 	dma_bounce_share_add(pool);
 	domain->bounce = pool;
-	/* Do what a mapping without a slot does, but run the work directly. */
+	/* Request a chunk, as a mapping without a slot does, and run the pool's work directly. */
 	pool->mask = DMA_BIT_MASK(32);
 	atomic_inc(&pool->missed[DMA_BOUNCE_WRITE][0]);
 	pool->work.func(&pool->work);
@@ -76,8 +76,8 @@ static void node_test(struct kunit *test)
 	if (num_node_state(N_NORMAL_MEMORY) < 2)
 		kunit_skip(test, "this machine has one node");
 	/*
-	 * Memory without a requested node would come from this CPU's node, which is wrong in one
-	 * round.
+	 * Stay on one CPU. If an allocation requested no node, it would use this CPU's node, and
+	 * the test would fail for the other nodes.
 	 */
 	set_cpus_allowed_ptr(current, cpumask_of(raw_smp_processor_id()));
 	for_each_node_state(node, N_NORMAL_MEMORY)
@@ -137,9 +137,9 @@ static void device_memory_test(struct kunit *test)
 }
 
 /*
- * Peer-to-peer memory does not bounce, alone or in a list with ordinary memory. The test calls the
- * functions that dma-iommu.c calls first. What dma-iommu.c does afterwards would need a PCI device
- * with such memory.
+ * Peer-to-peer memory does not bounce, alone or in a list with ordinary memory. The test calls only
+ * the functions that dma-iommu.c calls first. The rest of dma-iommu.c needs a PCI device with such
+ * memory.
  */
 static void decline_peer_page(struct kunit *test, struct page *page)
 {
@@ -156,7 +156,7 @@ static void decline_peer_page(struct kunit *test, struct page *page)
 	sg_set_page(&sgl[1], page, 1024, 0);
 	KUNIT_EXPECT_EQ(test, dma_bounce_map_sg(t->dev, sgl, 2, DMA_FROM_DEVICE, 0), 0);
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), before + 2);
-	/* Without that page, the list bounces. */
+	/* Without the peer-to-peer page, the list bounces. */
 	sg_set_buf(&sgl[1], t->area + 8192, 1024);
 	KUNIT_EXPECT_EQ(test, dma_bounce_map_sg(t->dev, sgl, 2, DMA_FROM_DEVICE, 0), 1);
 	KUNIT_EXPECT_TRUE(test, dma_bounce_unmap_sg(t->dev, sgl, 2, 0));

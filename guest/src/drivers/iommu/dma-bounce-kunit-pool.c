@@ -88,7 +88,7 @@ static void allocator_test(struct kunit *test)
 	}
 	extra = take(slots, DMA_BOUNCE_WRITE, 4);
 	KUNIT_EXPECT_NULL(test, extra);
-	/* The last returned slot is handed out first. */
+	/* A CPU hands out its last returned slot. The thread may have moved to another CPU. */
 	dma_bounce_slots_put(slots, slot[3]);
 	dma_bounce_slots_put(slots, slot[7]);
 	extra = take(slots, DMA_BOUNCE_WRITE, 4);
@@ -107,7 +107,7 @@ out_unlock:
 		if (slot[i]->len)
 			dma_bounce_slots_put(slots, slot[i]);
 	KUNIT_EXPECT_EQ(test, dma_bounce_chunk_used(slots, chunk), 0);
-	/* All sixteen slots, and one of them twice */
+	/* All sixteen slots were taken, one of them twice. */
 	KUNIT_EXPECT_EQ(test, dma_bounce_slots_served(slots, DMA_BOUNCE_LIST), 17);
 	KUNIT_EXPECT_EQ(test, dma_bounce_slots_served(slots, DMA_BOUNCE_SINGLE), 0);
 	mutex_lock(&slots->mutex);
@@ -116,7 +116,7 @@ out_unlock:
 	dma_bounce_slots_close(slots);
 }
 
-/* CPUs keep at most the limit, whatever their number. */
+/* All CPUs together keep at most the limit, whatever the number of CPUs. */
 static void cache_limit_test(struct kunit *test)
 {
 	static const u64 limits[] = { SZ_32M, SZ_2M, SZ_256K, 0 };
@@ -144,7 +144,7 @@ static void cache_limit_test(struct kunit *test)
 
 /* The size of the pool */
 
-/* If the pool is full, mappings still succeed, and no data is mixed up. */
+/* If the pool is full, mappings still succeed, and the device sees the right data. */
 static void exhaustion_test(struct kunit *test)
 {
 	const unsigned int len = 256, n = AREA / len, slots = FAKE_CHUNK / SZ_4K;
@@ -191,7 +191,7 @@ static void late_miss_test(struct kunit *test)
 	t->fake->adding = NULL;
 }
 
-/* A lowered budget gives idle chunks back at once, and used chunks when their last mapping ends. */
+/* If the budget falls, idle chunks are given back at once, used chunks after their last mapping. */
 static void budget_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -213,7 +213,7 @@ static void budget_test(struct kunit *test)
 	fake_set_budget(t->fake, 0);
 	msleep(100);
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
-	/* The other slots of the chunk are not handed out meanwhile. */
+	/* Until the last mapping ends, the chunk's other slots are not handed out. */
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + 8, bytes, sizeof(bytes)));
 	other = bounce_kunit_map(test, 8192, 4096, DMA_FROM_DEVICE, 0);
 	dma_unmap_single(t->dev, other, 4096, DMA_FROM_DEVICE);
@@ -247,7 +247,7 @@ static void idle_test(struct kunit *test)
 	KUNIT_EXPECT_GE(test, t->pool->shrunk, 2);
 }
 
-/* A lowered idle time applies at once, and not after the previous time. */
+/* A lowered idle time applies at once, and not only after the previous idle time. */
 static void idle_lowered_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -259,7 +259,7 @@ static void idle_lowered_test(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
 }
 
-/* A chunk that cannot be unmapped keeps its place, which no other chunk uses, and goes later. */
+/* No other chunk uses the place of a chunk that cannot be unmapped. It is given back later. */
 static void stuck_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -301,7 +301,7 @@ static void refused_place_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 2);
 }
 
-/* If the domain loses its memory, a mapped buffer is no longer copied to or from. */
+/* If the domain loses its memory, buffers that are still mapped are no longer copied. */
 static void orphan_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -325,7 +325,7 @@ static void orphan_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->pool->orphaned, 1);
 }
 
-/* Slots of a dead chunk that a CPU keeps are not handed out. */
+/* CPUs do not hand out the slots of a dead chunk that they keep. */
 static void dead_slot_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -349,7 +349,7 @@ static void dead_slot_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_FULL), full + 1);
 	KUNIT_EXPECT_EQ(test, dma_bounce_slots_served(slots, DMA_BOUNCE_SINGLE), served);
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
-	/* The slot that was not handed out was returned. Otherwise it would be an orphan. */
+	/* The slot that the allocator did not hand out was returned, so it is no orphan. */
 	dma_bounce_stop(&t->fake->domain);
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 0);
 	KUNIT_EXPECT_EQ(test, t->pool->orphaned, 0);
@@ -380,7 +380,7 @@ static void dead_copy_test(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
 }
 
-/* Buffers for one mapping, as untrusted devices get them */
+/* Buffers for one mapping, which untrusted devices need if no slot is free */
 static void single_use_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -415,7 +415,7 @@ static void single_use_test(struct kunit *test)
 	KUNIT_EXPECT_NULL(test, fake_device_page(t->fake, addr >> PAGE_SHIFT, IOMMU_READ));
 }
 
-/* A chunk that is used as a whole stays, has no slots, and is never copied. */
+/* A chunk that is used as a whole has no slots, is never copied, and is kept when idle. */
 static void whole_chunk_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -477,7 +477,7 @@ static void provider_range_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->pool->slots.base, FAKE_WINDOW_IOVA);
 }
 
-/* The kernel's own pages take one range of IOVA, however often a pool tries to become ready. */
+/* A pool of the kernel's pages takes one IOVA range, even if it tries twice to become ready. */
 static void page_range_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -511,7 +511,7 @@ static void page_range_fallback_test(struct kunit *test)
 	KUNIT_EXPECT_NULL(test, dma_bounce_page_range(&t->fake->domain, SZ_64M));
 }
 
-/* Guest pages of all domains are limited. At the limit, chunks must be given back first. */
+/* All domains share a limit of guest pages. At the limit, a chunk must be given back first. */
 static void page_limit_test(struct kunit *test)
 {
 	const struct dma_bounce_ops *ops = &dma_bounce_page_ops;

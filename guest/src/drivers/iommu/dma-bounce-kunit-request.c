@@ -22,7 +22,7 @@ static const struct { unsigned int offset, len; } pieces[] = {
 
 #define PIECES		ARRAY_SIZE(pieces)
 #define REQUEST_LEN	(700 + 3396)
-/* This many times the whole area is more than the largest slot. */
+/* A request that contains the whole area this many times is larger than the largest slot. */
 #define AREAS		(DMA_BOUNCE_MAX_SLOT / AREA + 1)
 
 /**
@@ -138,7 +138,7 @@ static void expect_declined_as(struct kunit *test, struct test_request *r, unsig
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, reason), before + 1);
 }
 
-/* Expects that the request bounces. So only the reason under test prevented bouncing before. */
+/* Expects that the request bounces. So only the reason under test prevented it before. */
 static void expect_mapped(struct kunit *test, struct test_request *r)
 {
 	bool mapped = map(test, r, 0);
@@ -184,7 +184,7 @@ static void request_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Declined because of the pool: not ready, without a free slot, or not for this device */
+/* A request is declined if the pool is not ready, has no free slot, or cannot serve the device. */
 static void request_pool_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -214,7 +214,7 @@ static void request_pool_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Declined because of its attributes */
+/* A request is declined because of the mapping's attributes. */
 static void request_attrs_test(struct kunit *test)
 {
 	static const unsigned long attrs[] = {
@@ -233,7 +233,9 @@ static void request_attrs_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Declined because of its size: above the threshold, the segment limit, or the largest slot */
+/*
+ * A request is declined if it is larger than the threshold, the segment limit, or the largest slot.
+ */
 static void request_size_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -261,7 +263,7 @@ static void request_size_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Declined because of its data: pieces that cannot be packed, or data that is not in its bios */
+/* A request is declined if its pieces cannot be packed, or if its bios do not contain the data. */
 static void request_layout_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -300,7 +302,7 @@ static void request_layout_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Declined if a piece is memory of another device */
+/* A request is declined if one of its pieces is memory of another device. */
 static void request_memory_test(struct kunit *test)
 {
 #ifdef CONFIG_ZONE_DEVICE
@@ -321,7 +323,7 @@ static void request_memory_test(struct kunit *test)
 #endif
 }
 
-/* Maps an address without a page. Kernels with this file pass an address instead of a page. */
+/* Maps a physical address that has no page. The kernels with this file map addresses, not pages. */
 static void no_page_test(struct kunit *test)
 {
 	const phys_addr_t nowhere = BIT_ULL(45);

@@ -15,7 +15,7 @@
 #define SLOTS_PER_CHUNK		(FAKE_CHUNK / DMA_BOUNCE_MAX_SLOT)
 /* Maximum number of chunks whose slots a domain takes in these tests */
 #define MOST			8
-/* Number of chunks with so few slots that the depot asks for none ahead */
+/* Number of chunks that together have so few slots that the depot asks for no chunk in advance */
 #define FEW			((DMA_BOUNCE_LOW_PART - 1) / SLOTS_PER_CHUNK)
 
 /**
@@ -40,7 +40,10 @@ static unsigned int live(struct dma_bounce_pool *pool)
 	return n;
 }
 
-/* Takes slots of @chunks more chunks, within 3 s. Returns the number of chunks taken so far. */
+/*
+ * Takes the slots of @chunks more chunks. Gives up after 3 s. Returns the number of chunks whose
+ * slots were taken so far.
+ */
 static unsigned int take(struct taker *taker, unsigned int chunks)
 {
 	unsigned int i, want = taker->n + chunks * SLOTS_PER_CHUNK;
@@ -167,7 +170,10 @@ static void grab(struct taker *taker)
 	rcu_read_unlock();
 }
 
-/* If no chunk is idle, such a domain gets chunks in use, until both have about as many chunks. */
+/*
+ * If no chunk is idle, a domain that finds no memory gets chunks in use, until both domains have
+ * about the same number.
+ */
 static void starved_busy_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -203,7 +209,7 @@ static void stuck_domain_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, take(b, FEW), FEW);
 	put(a, MOST);
 	t->fake->refuse_del = true;
-	/* The first call tries to give the stuck chunks back. */
+	/* The first call tries to give the idle chunks back, and fails. */
 	fake_set_most(t->fake, 4);
 	fake_set_most(t->fake, 4);
 	KUNIT_EXPECT_EQ(test, live(b->pool), 1);
@@ -244,7 +250,7 @@ static void mapped_for_long_test(struct kunit *test)
 	put(b, MOST);
 }
 
-/* Each pool counts in the static key, so that without pools the hooks are disabled. */
+/* Each pool enables the static key once more, so the hooks are disabled without pools. */
 static void key_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;

@@ -167,7 +167,7 @@ static void to_device_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Bytes that the device does not write come back unchanged, and not with an earlier user's data. */
+/* Unmapping keeps bytes that the device did not write, and copies no earlier user's data. */
 static void partial_write_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -186,7 +186,7 @@ static void partial_write_test(struct kunit *test)
 	bounce_kunit_fill(t);
 	addr = bounce_kunit_map(test, 200, 3000, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + 500, secret, 100));
-	/* The device must not see the earlier data. */
+	/* The device must not see the data of the earlier mapping. */
 	KUNIT_EXPECT_FALSE(test, fake_device_read(t->fake, addr, &seen, 1));
 	bounce_kunit_expect_area(test);
 	memset(t->expect + 700, SECRET, 100);
@@ -194,7 +194,7 @@ static void partial_write_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Without a copy at map, all bytes are copied back if unmap says so, otherwise none. */
+/* Without a copy at map, bytes are copied back only if unmap says that all were written. */
 static void no_copy_in_test(struct kunit *test)
 {
 	const unsigned long attrs = DMA_ATTR_BOUNCE_NO_COPY_IN;
@@ -216,7 +216,7 @@ static void no_copy_in_test(struct kunit *test)
 	dma_unmap_single_attrs(t->dev, addr, 2048, DMA_FROM_DEVICE, DMA_ATTR_BOUNCE_ALL_WRITTEN);
 	bounce_kunit_expect_area(test);
 
-	/* The attribute has no effect if the device reads. */
+	/* The attribute has no effect if the device may read. */
 	addr = bounce_kunit_map_bounced(test, 300, 256, DMA_BIDIRECTIONAL, attrs);
 	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, addr, seen, 256));
 	KUNIT_EXPECT_MEMEQ(test, seen, t->area + 300, 256);
@@ -265,7 +265,10 @@ static void sync_direction_test(struct kunit *test)
 	bounce_kunit_fill(t);
 	memset(bytes, SECRET, sizeof(bytes));
 	addr = bounce_kunit_map_bounced(test, 1000, 512, DMA_BIDIRECTIONAL, 0);
-	/* A polling driver looks, finds nothing, and syncs back. The device writes meanwhile. */
+	/*
+	 * A polling driver syncs for the CPU, finds nothing, and syncs for the device. Meanwhile
+	 * the device writes.
+	 */
 	dma_sync_single_for_cpu(t->dev, addr, 512, DMA_FROM_DEVICE);
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + 16, bytes, sizeof(bytes)));
 	dma_sync_single_for_device(t->dev, addr, 512, DMA_FROM_DEVICE);
@@ -319,7 +322,7 @@ static void need_sync_test(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, dma_need_sync(t->dev, bounced + 511));
 	KUNIT_EXPECT_FALSE(test, dma_need_sync(t->dev, plain));
 
-	/* Buffers of untrusted devices may be at any address. */
+	/* Untrusted devices may have buffers for one mapping, at any address. */
 	t->dev->iommu->bounce.untrusted = true;
 	KUNIT_EXPECT_TRUE(test, dma_need_sync(t->dev, plain));
 	t->dev->iommu->bounce.untrusted = false;
@@ -333,7 +336,10 @@ static void need_sync_test(struct kunit *test)
 	dma_unmap_single_attrs(t->dev, plain, 512, DMA_FROM_DEVICE, DMA_ATTR_SKIP_CPU_SYNC);
 }
 
-/* If an untrusted device cannot get a slot, its buffer is also found by the address alone. */
+/*
+ * An untrusted device that gets no slot gets separate pages. Sync and unmap calls find these pages
+ * by the DMA address.
+ */
 static void untrusted_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -360,7 +366,7 @@ static void untrusted_test(struct kunit *test)
 	t->dev->iommu->bounce.untrusted = false;
 }
 
-/* The address keeps the low bits that the device needs. */
+/* The DMA address has the low bits of the buffer's address, as the device's mask requires. */
 static void min_align_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -369,7 +375,7 @@ static void min_align_test(struct kunit *test)
 
 	bounce_kunit_fill(t);
 	dma_set_min_align_mask(t->dev, SZ_4K - 1);
-	/* The slot must also have room for the offset. */
+	/* The slot also needs room for the offset in the page. */
 	bounce_kunit_warm(test, SZ_16K, DMA_TO_DEVICE);
 	addr = bounce_kunit_map(test, 4000, 5000, DMA_TO_DEVICE, 0);
 	KUNIT_EXPECT_TRUE(test, dma_bounce_owns(t->pool, addr));
@@ -440,7 +446,7 @@ static void attach_deferred_test(struct kunit *test)
 	dma_unmap_single(t->dev, addr, 2000, DMA_FROM_DEVICE);
 }
 
-/* A device that cannot address the whole pool does not bounce, even with an odd mask. */
+/* A device that cannot address the whole pool does not bounce, whatever bits its mask has. */
 static void odd_mask_test(struct kunit *test)
 {
 	static const struct { u64 mask; bool bounces; } cases[] = {
@@ -472,8 +478,8 @@ static void odd_mask_test(struct kunit *test)
 }
 
 /*
- * A malicious device reads and writes all pages that the IOMMU allows, in the range of the pool and
- * outside.
+ * A malicious device reads and writes all pages that the IOMMU allows, inside and outside the
+ * pool's range.
  */
 static void attack_test(struct kunit *test)
 {
@@ -487,7 +493,7 @@ static void attack_test(struct kunit *test)
 	memset(t->area + 100, 1, 50);
 	memset(t->area + 20000, 2, 60);
 	bounce_kunit_warm(test, 60, DMA_FROM_DEVICE);
-	/* Warming up gives the device the first bytes, so they are not secret. */
+	/* Warming up maps the first bytes for the device, so these bytes must not be secret. */
 	memset(t->area, 1, 60);
 	out = bounce_kunit_map_bounced(test, 100, 50, DMA_TO_DEVICE, 0);
 	in = bounce_kunit_map(test, 20000, 60, DMA_FROM_DEVICE, 0);

@@ -4,14 +4,14 @@
  *
  * An application can avoid the copies of large transfers: it maps /dev/iommu_bounce/DEVICE, and
  * gets chunks of the memory that stays mapped for that device. Buffers in this memory already have
- * an address for the device. So direct I/O with them, also by io_uring, takes no request to the
+ * an address for the device. So direct I/O with them, also by io_uring, needs no request to the
  * IOMMU and no copy. The device reaches the lent memory, and no other memory of the application.
  *
- * A lent chunk has a place in the pool's range, and no slots. It is given back when the application
+ * A lent chunk has a place in the pool's range, but no slots. It is given back when the application
  * has unmapped it and nothing holds its pages. When the last device leaves a domain, applications
- * lose their mappings (SIGBUS). The kernel waits until nothing holds the pages, like device-dax.
+ * lose their mappings (SIGBUS). The kernel then waits until nothing holds the pages.
  *
- * The provider's memory needs pages. For windows, they are made when the first file is opened.
+ * Lent memory needs page structures. For windows, they are made when a file is first opened.
  */
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
@@ -33,7 +33,7 @@
 
 DEFINE_STATIC_KEY_FALSE(dma_bounce_lend_key);
 
-/* A pool lends at most one in DMA_BOUNCE_LEND_PART of the bytes of its budget. */
+/* A pool lends at most its budget divided by DMA_BOUNCE_LEND_PART. */
 #define DMA_BOUNCE_LEND_PART	2
 /* Interval of warnings, in jiffies, while a leaving device waits for pages that are held */
 #define DMA_BOUNCE_LEND_SAY	(10 * HZ)
@@ -101,7 +101,7 @@ struct dma_bounce_lender {
 
 /*
  * Returns the number of bytes that a chunk can lend. The last page is not lent. Otherwise a buffer
- * could span two chunks that are adjacent in memory, but not for the device.
+ * could span two chunks that are adjacent in memory, but not in IOVA.
  */
 static size_t lendable_bytes(struct dma_bounce_pool *pool)
 {
@@ -128,7 +128,7 @@ static struct page *lent_page(struct dma_bounce_lent *lent, unsigned long i)
 	return pfn_to_page(PHYS_PFN(lent->phys) + i);
 }
 
-/* Returns the folio at page @i of a chunk, and moves @i after it. Returns NULL at the end. */
+/* Returns the folio at page @i of a chunk, or NULL at the end. Moves @i after the folio. */
 static struct folio *lent_folio(struct dma_bounce_lent *lent, unsigned long *i)
 {
 	struct folio *folio;
@@ -235,7 +235,7 @@ static void loan_end(struct dma_bounce_loan *loan)
 	loan_put(loan);
 }
 
-/* Returns a loan that has one mapping. */
+/* Makes a loan for one mapping. */
 static struct dma_bounce_loan *loan_make(struct dma_bounce_pool *pool, struct file *file,
 					 unsigned int nchunks)
 {
@@ -281,8 +281,8 @@ static void loans_reap(struct dma_bounce_pool *pool)
 
 /*
  * Ends all loans, because the last device is about to leave the domain. The pool is not active, so
- * it makes no new loans. The mutex is dropped while waiting for users of the pages, because they
- * may need the mutex.
+ * it makes no new loans. The mutex is dropped while waiting for users of the pages, because these
+ * users may need the mutex.
  */
 static void loans_stop(struct dma_bounce_pool *pool)
 {
@@ -429,7 +429,7 @@ static int lend_mmap(struct file *file, struct vm_area_struct *vma)
 		vma->vm_private_data = loan;
 		vma->vm_ops = &loan_vm_ops;
 	} else {
-		/* After this function has returned, its caller unmaps the pages. */
+		/* When this function fails, mmap() unmaps the pages. */
 		atomic_set(&loan->mappings, 0);
 	}
 	smp_store_release(&loan->making, false); /* pairs with loans_stop() */
@@ -440,7 +440,7 @@ static int lend_mmap(struct file *file, struct vm_area_struct *vma)
 	return ret;
 }
 
-/* Makes pages for the memory that can be lent, if there are none yet. */
+/* Makes pages for the memory that can be lent, if it has none yet. */
 static int lend_open(struct inode *inode, struct file *file)
 {
 	struct dma_bounce_lender *lender = lender_of(file);

@@ -2,9 +2,9 @@
 /*
  * Bouncing of small DMA: mapping, unmapping and synchronising by slots
  *
- * dma-iommu.c calls these functions first. If they decline, it maps the ordinary way. Only the
- * range of an address decides whether the address belongs to a pool, because a scatterlist has no
- * mark for that.
+ * dma-iommu.c calls these functions first. If they decline, it maps the ordinary way. An address
+ * belongs to a pool if it is in the pool's range. Nothing else tells this, because scatterlists
+ * have no mark for bounced mappings.
  */
 
 #include <linux/device.h>
@@ -130,7 +130,7 @@ bool __dma_bounce_by_entry(struct device *dev, struct scatterlist *sgl, int nent
 	return dma_bounce_lends() && dma_bounce_pool_in(dev) && sg_has_lent(sgl, nents);
 }
 
-/* Returns the length of a list if it can be packed into one slot. Otherwise counts the reason. */
+/* Returns the length of a list that one slot can hold. Otherwise counts why, and returns 0. */
 static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
 			  struct scatterlist *sgl, int nents, size_t limit)
 {
@@ -146,7 +146,7 @@ static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
 				dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
 			return 0;
 		}
-		/* Entries are packed without gaps. Check that the entry keeps its low bits. */
+		/* Entries are packed without gaps. Check that the address keeps its low bits. */
 		if (!s->length || s->length > max_seg || ((start + len) ^ sg_phys(s)) & align) {
 			dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_LAYOUT);
 			return 0;
@@ -157,7 +157,7 @@ static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
 			return 0;
 		}
 	}
-	/* A slot is aligned to its size, so it only crosses boundaries that are smaller. */
+	/* A slot is aligned to its size, so it only crosses segment boundaries below its size. */
 	if (dma_get_seg_boundary(dev) < DMA_BOUNCE_MAX_SLOT - 1) {
 		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_LAYOUT);
 		return 0;
@@ -227,7 +227,7 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 	 * could take the list for a bounced list.
 	 */
 	sg_dma_address(sgl) = DMA_MAPPING_ERROR;
-	/* If a list of an untrusted device does not bounce here, its entries are mapped singly. */
+	/* If the list of an untrusted device does not bounce here, each entry is mapped alone. */
 	pool = dma_bounce_pool_for(dev, attrs);
 	if (!pool)
 		return 0;
@@ -240,7 +240,9 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 				    nents == 1 ? DMA_BOUNCE_ENTRY : DMA_BOUNCE_LIST);
 	if (slot) {
 		slot->nents = nents;
-		/* A list with one entry may be on the caller's stack, and gone at a sync call. */
+		/*
+		 * At a sync call, a list with one entry may no longer exist on the caller's stack.
+		 */
 		if (nents == 1)
 			slot->phys = sg_phys(sgl);
 		else
@@ -258,7 +260,7 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 
 /*
  * Returns true if an address outside the pool's range may belong to a buffer for one mapping. For
- * most devices this is false without a look at the pool.
+ * most devices, this function does not read the pool.
  */
 static __always_inline bool may_be_single(struct dma_bounce_pool *pool, struct device *dev)
 {
@@ -268,7 +270,7 @@ static __always_inline bool may_be_single(struct dma_bounce_pool *pool, struct d
 
 /**
  * dma_bounce_need_sync - check if a mapping of a device in a DMA domain needs sync calls
- * @dev: a device of which mappings have bounced
+ * @dev: a device that has had bounced mappings
  * @addr: an address in the mapping
  *
  * Return: true for bounced mappings, also by swiotlb, and for devices that are not coherent.
@@ -352,8 +354,8 @@ static bool is_lone_buffer(struct scatterlist *sgl, int nents)
  * @nents: number of entries when the list was mapped
  * @attrs: attributes of the unmapping
  *
- * Return: true if the list was mapped by one slot. False for other lists, also for lists with a
- * separate slot for each entry, which the code for swiotlb has mapped.
+ * Return: true if the list was mapped by one slot. False for other lists, also for lists whose
+ * entries were mapped one by one, like lists that bounce by swiotlb.
  */
 bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents,
 			   unsigned long attrs)
@@ -395,7 +397,7 @@ out:
 	return ours;
 }
 
-/* Not inlined, so that sync calls for mappings that did not bounce save no registers. */
+/* Not inlined, so that sync calls for mappings that did not bounce do not save registers. */
 static noinline bool sync_single(struct dma_bounce_pool *pool, struct device *dev, dma_addr_t addr,
 				 size_t size, enum dma_data_direction dir, bool for_device)
 {

@@ -16,12 +16,12 @@
 #include "dma-bounce-pages.h"
 #include "dma-bounce-types.h"
 
-/* The pools of all domains take at most one in PAGE_POOL_MEMORY_PART of all memory. */
+/* All domains' pools together take at most the system's memory / PAGE_POOL_MEMORY_PART. */
 #define PAGE_POOL_MEMORY_PART	8
 
 #define DEFAULT_PAGE_POOL	SZ_64M
 
-/* Maximum memory of one domain's pool in bytes, and size of the IOVA range for it */
+/* Maximum bytes of one domain's pool, and size of the IOVA range of the pool */
 size_t dma_bounce_page_pool_size __ro_after_init = DEFAULT_PAGE_POOL;
 
 /* Bytes in the pools of all domains */
@@ -60,7 +60,7 @@ static int page_limits(struct iommu_domain *domain, struct dma_bounce_limits *li
 {
 	struct dma_bounce_pool *pool = domain->bounce;
 
-	/* Keep the range: the pool calls this again, also if it could not become ready before. */
+	/* Keep the range: a pool calls this function again, also if it did not become ready. */
 	if (!pool->range)
 		pool->range = dma_bounce_page_range(domain, dma_bounce_page_pool_size);
 	if (!pool->range)

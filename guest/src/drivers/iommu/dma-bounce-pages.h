@@ -10,7 +10,7 @@
 #include <linux/sizes.h>
 #include <linux/types.h>
 
-/* Chunk size in bytes, and upper limit of the memory that one domain's pool may be set to take */
+/* Chunk size in bytes, and maximum for iommu.bounce=pages= */
 #define DMA_BOUNCE_PAGE_CHUNK		SZ_2M
 #define DMA_BOUNCE_MAX_PAGE_POOL	SZ_1G
 

@@ -8,17 +8,17 @@
  * memory in chunks. This file decides on the number of chunks. There are two providers: the host's
  * windows of virtio-iommu, and pages of the guest.
  *
- *  - When few slots are free, a work item adds a chunk. Mappings cannot add a chunk, because they
- *    may come with interrupts off, and adding a chunk can sleep. A mapping that finds no slot
- *    despite this is made the ordinary way, and requests more chunks. When the budget is used up,
- *    chunks that were idle for a while are cut again for the size in demand.
+ *  - When few slots are free, a work item adds a chunk. A mapping cannot add a chunk, because it
+ *    may be made with interrupts off, and adding a chunk can sleep. A mapping that finds no slot is
+ *    made the ordinary way, and requests more chunks. When the budget is used up, chunks that were
+ *    idle for a while are cut again into slots of the size in demand.
  *  - Chunks that were idle for long are given back, unless few slots would have been free without
- *    them. So the memory follows the DMA in flight. The last chunk of a kind and size stays longer,
- *    to serve the next burst.
+ *    them. So the pool's size follows the amount of DMA in flight. The last chunk of a kind and
+ *    size stays longer, to serve the next burst.
  *  - When the budget is lowered below the memory in use, idle chunks are given back at once. Other
  *    chunks are given back when their last slot returns. See dma-bounce-share.c for how pools share
  *    the memory of one provider.
- *  - When the last device leaves a domain, the domain's windows end, and all chunks are dead.
+ *  - When the last device leaves a domain, the domain loses its windows, and all chunks are dead.
  */
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
@@ -124,8 +124,8 @@ void dma_bounce_chunk_del(struct dma_bounce_pool *pool, struct dma_bounce_chunk 
 
 /*
  * Asks the provider to add a chunk at a free place. At some places, the provider may always fail.
- * If it fails at a place, this tries the next place, and the next search starts after the failed
- * places.
+ * If the provider fails at a place, this function tries the next place. The next search starts
+ * after the failed places.
  */
 static void *chunk_back(struct dma_bounce_pool *pool, dma_addr_t *iova, size_t *size, int prot)
 {
@@ -226,14 +226,14 @@ struct dma_bounce_chunk *dma_bounce_find_idle(struct dma_bounce_pool *pool, unsi
 	return NULL;
 }
 
-/* Cuts an idle chunk again, for slots that are in demand. */
+/* Cuts an idle chunk again, into slots of the size in demand. */
 static int chunk_recycle(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
 {
 	struct dma_bounce_chunk *old, *chunk;
 
 	old = dma_bounce_find_idle(pool, kind, DMA_BOUNCE_IDLE);
 	if (!old) {
-		/* A chunk is not idle while a CPU keeps a slot of it. Find it the next time. */
+		/* A chunk is not idle while CPUs keep its slots. Flush them for the next try. */
 		dma_bounce_slots_flush(&pool->slots, true);
 		return -ENOMEM;
 	}
@@ -249,7 +249,7 @@ static int chunk_recycle(struct dma_bounce_pool *pool, unsigned int kind, unsign
 	return chunk_add(pool, kind, class);
 }
 
-/* Adds chunks for mappings that found no slot. At most doubles the number of chunks, plus one. */
+/* Adds chunks for mappings that found no slot, at most one more than this kind and class has. */
 static void pool_grow(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
 {
 	unsigned int missed = atomic_xchg(&pool->missed[kind][class], 0);
@@ -273,9 +273,9 @@ static void pool_grow(struct dma_bounce_pool *pool, unsigned int kind, unsigned 
 }
 
 /*
- * Adds a chunk if few slots are free, before mappings find no slot. Takes no memory of other sizes
- * or pools for this. Leaves the last chunk of the budget to mappings that find no slot. A failure
- * does not delay chunks for such mappings.
+ * Adds a chunk if few slots are free, before they run out. Takes no memory from other sizes or
+ * pools. Leaves the last chunk of the budget to mappings that find no slot. A failure does not
+ * delay chunks for such mappings.
  */
 static void pool_grow_ahead(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
 {
@@ -307,7 +307,7 @@ void dma_bounce_pool_reap(struct dma_bounce_pool *pool)
 		if (chunk->state == DMA_BOUNCE_DRAINING) {
 			pool->ndraining--;
 			pool->drained++;
-			/* Do not take the memory again at once: it was needed elsewhere. */
+			/* Do not take the memory again at once: another user needs it. */
 			WRITE_ONCE(pool->retry_at, jiffies + DMA_BOUNCE_RETRY);
 		}
 		dma_bounce_chunk_del(pool, chunk);

@@ -4,8 +4,8 @@
  *
  * In newer kernels, a block request has no scatterlist. Its driver maps the pieces one by one, or
  * links them into one range of IOVA. A request that bounces takes one slot instead. The slot need
- * not remember the pieces: a request is unmapped before it is completed, so the request still has
- * them.
+ * not record the pieces: a request is unmapped before it is completed, and has its pieces until
+ * then.
  */
 
 #include <linux/blk-mq-dma.h>
@@ -31,7 +31,10 @@ static size_t request_packable(struct device *dev, struct request *req, size_t l
 	size_t len = 0;
 
 	*reason = DMA_BOUNCE_FB_LAYOUT;
-	/* The slot becomes one segment. It is aligned to its size, so it crosses no boundary. */
+	/*
+	 * The mapping is one segment. A slot is aligned to its size, so the segment crosses no
+	 * boundary of at least that size.
+	 */
 	if (req->rq_flags & RQF_SPECIAL_PAYLOAD || !req->bio ||
 	    dma_get_seg_boundary(dev) < DMA_BOUNCE_MAX_SLOT - 1)
 		return 0;
@@ -46,7 +49,7 @@ static size_t request_packable(struct device *dev, struct request *req, size_t l
 		}
 		if (!len)
 			*start = bvec_phys(&bv);
-		/* Pieces are packed without gaps. Check that the piece keeps its low bits. */
+		/* Pieces are packed without gaps. Check that the address keeps its low bits. */
 		else if (((*start + len) ^ bvec_phys(&bv)) & align)
 			return 0;
 		len += bv.bv_len;
@@ -82,17 +85,18 @@ bool dma_bounce_request_by_piece(struct request *req, struct device *dma_dev)
 }
 
 /**
- * dma_bounce_map_request - map all data of a block request by one slot
+ * dma_bounce_map_request - map a whole block request through one slot
  * @req: the request
  * @dma_dev: the device of the request
- * @state: set to the range of DMA addresses of the request
- * @iter: set to the only segment of the request
+ * @state: set to the IOVA range of the mapping, for dma_bounce_unmap_request()
+ * @iter: set to the DMA address and length of the mapping, which is a single segment
  * @attrs: attributes of the mapping
  *
- * Must be tried before blk_rq_dma_map_iter_start().
+ * A driver must call this function before blk_rq_dma_map_iter_start().
  *
- * Return: true if the request was mapped. Then dma_bounce_unmap_request() unmaps it. If false,
- * nothing has changed, and pieces of the request may still bounce.
+ * Return: true if the request was mapped. Then the driver unmaps it with
+ * dma_bounce_unmap_request(). If false, @state and @iter have not changed, and the driver maps the
+ * pieces one by one. Single pieces may still bounce.
  */
 bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
 			    struct dma_iova_state *state, struct blk_dma_iter *iter,

@@ -2,8 +2,8 @@
 /*
  * Sharing of one provider's memory between the pools of several domains
  *
- * All domains of a provider share its memory. Windows share the budget of the host, and the
- * kernel's own pages share a part of all memory.
+ * All domains of a provider share its memory. Windows share the host's budget. The kernel's own
+ * pages share a part of the guest's memory.
  *
  * If the budget is lowered, idle chunks of any pool are given back first, then chunks of the pool
  * that has most chunks. If a pool finds no memory, another pool gives up a chunk that was idle for

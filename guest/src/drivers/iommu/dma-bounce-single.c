@@ -98,7 +98,7 @@ static int single_map_iova(struct dma_bounce_pool *pool, u64 mask, struct single
 	dma_addr_t iova;
 	int ret;
 
-	/* With a granule larger than the pages, the device would see the memory after them. */
+	/* If the granule exceeds the pages, the device would see the memory after the pages. */
 	if (len != PAGE_SIZE << single->order)
 		return -EINVAL;
 	if (pool->domain->geometry.force_aperture)
@@ -185,7 +185,7 @@ dma_addr_t dma_bounce_single_map(struct dma_bounce_pool *pool, u64 mask, phys_ad
 
 static struct single_use *single_find(struct dma_bounce_pool *pool, dma_addr_t addr)
 {
-	/* A mapping is counted before its address is returned, so its users see the count. */
+	/* A mapping is counted before its address is returned, so its user sees a count above 0. */
 	if (!atomic_read(&pool->nsingle_use))
 		return NULL;
 	return xa_load(&pool->single_use, addr >> PAGE_SHIFT);

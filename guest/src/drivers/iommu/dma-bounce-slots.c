@@ -51,7 +51,7 @@ static bool chunk_idle(struct dma_bounce_chunk *chunk)
 
 /*
  * Depots and per-CPU caches. The functions of this section that take a lock do so with interrupts
- * off. Code that few mappings need is not in the functions that all mappings run through.
+ * off. Code that few mappings need is in separate functions, which most mappings do not call.
  */
 
 /* Returns @n slots to their depot. @entries have the format of CPUs' caches. */
@@ -81,10 +81,10 @@ static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_depot *d
 }
 
 /*
- * Returns the number of free slots at which a depot of @nslots slots is low. It is a part of
- * @nslots, but at most the number that all CPUs keep. It is at least the number that a CPU takes at
- * once. Otherwise a CPU could take the last slots before the depot asks.
- * Returns 0 if @nslots is very small, because chunks are that small only if memory is short.
+ * Returns the number of free slots at which a depot of @nslots slots is low. The number is a part
+ * of @nslots, at most the number that all CPUs may keep, and at least the number that a CPU takes
+ * at once. With fewer, a CPU could take the last slots before the depot asks. Returns 0 if @nslots
+ * is very small, because chunks are that small only if memory is short.
  */
 static unsigned int low_mark(struct dma_bounce_slots *slots, unsigned int class,
 			     unsigned int nslots)
@@ -95,9 +95,9 @@ static unsigned int low_mark(struct dma_bounce_slots *slots, unsigned int class,
 }
 
 /*
- * Notes the time if the depot needs all its chunks: without a chunk of @n slots, at most twice the
- * low mark would be free. The factor of two prevents that the depot soon asks for a chunk that it
- * has just given back.
+ * Records the time if the depot needs all its chunks: if it lost a chunk of @n slots, at most twice
+ * the low mark would be free. The factor of two keeps the depot from soon asking again for a chunk
+ * that was just given back.
  */
 static void depot_look(struct dma_bounce_slots *slots, struct dma_bounce_depot *depot,
 		       unsigned int class, unsigned int n)
@@ -108,7 +108,7 @@ static void depot_look(struct dma_bounce_slots *slots, struct dma_bounce_depot *
 		depot->needed_at = jiffies;
 }
 
-/* Counts the free slots for this CPU: in the depot, and in stacks that cache_steal() searches. */
+/* Counts the free slots in the depot and in the stacks that cache_steal() would search. */
 static unsigned int slots_left(struct dma_bounce_slots *slots, enum dma_bounce_kind kind,
 			       unsigned int class)
 {
@@ -193,11 +193,11 @@ static unsigned int cache_untouched(struct dma_bounce_cpu *cpu, enum dma_bounce_
 }
 
 /*
- * Takes a slot from any CPU's stack, because the depot is empty. Asks a limited number of CPUs,
- * because each mapping comes here while memory is too small. Asks online CPUs only, because other
- * CPUs may never have been online. If a CPU goes offline, its slots are not lost. As untouched
- * slots, they return to the depots the second time that the owner looks for idle chunks. They
- * return at once if the owner has no memory for a chunk.
+ * Takes a slot from any CPU's stack, because the depot is empty. Searches a limited number of CPUs,
+ * because each mapping calls this function while memory is short. Searches online CPUs only,
+ * because other CPUs may never have been online. If a CPU goes offline, its slots are not lost.
+ * They return to the depots as untouched slots, the second time that the owner looks for idle
+ * chunks. If the owner has no memory for a chunk, they return at once.
  */
 static struct dma_bounce_slot *
 cache_steal(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned int class,
@@ -449,7 +449,7 @@ bool dma_bounce_chunk_withdraw(struct dma_bounce_slots *slots, struct dma_bounce
 	bool idle;
 
 	raw_spin_lock_irq(&depot->lock);
-	/* CPUs may have used only their own stacks, so that the last look was long ago. */
+	/* CPUs may have used only their own stacks since depot_look() was last called. */
 	depot_look(slots, depot, chunk->class, chunk->nslots);
 	idle = chunk->state == DMA_BOUNCE_LIVE && chunk_idle(chunk) &&
 	       time_after_eq(jiffies, chunk->idle_since + age) &&

@@ -45,7 +45,7 @@ struct scatterlist;
 /* Minimum time in jiffies between two requests for a chunk, if no chunk was added meanwhile */
 #define DMA_BOUNCE_ASK_AGAIN	(HZ / 4)
 
-/* Access of the device to a slot, as for mainline's mappings of the three directions */
+/* Access of the device to a slot, one kind for each direction of a mapping */
 enum dma_bounce_kind {
 	DMA_BOUNCE_READ,
 	DMA_BOUNCE_WRITE,
@@ -226,7 +226,7 @@ static inline size_t dma_bounce_slot_size(struct dma_bounce_slot *slot)
 	return dma_bounce_class_size(slot->chunk->class);
 }
 
-/* Returns true if @addr is in the range. A user with such an address has seen @slots open. */
+/* Returns true if @addr is in the range. This is always so for a slot's address. */
 static inline bool dma_bounce_slots_own(struct dma_bounce_slots *slots, dma_addr_t addr)
 {
 	u64 len = smp_load_acquire(&slots->len);	/* pairs with dma_bounce_slots_open() */

@@ -16,9 +16,9 @@
 #include "dma-bounce-types.h"
 
 /*
- * Attributes of mappings that never bounce. With DMA_ATTR_SKIP_CPU_SYNC the driver synchronises
- * later, and that may reach memory that is not part of the slot. The other attributes mark mappings
- * that are used without being synchronised, or that are not for the device alone.
+ * Attributes of mappings that never bounce. With DMA_ATTR_SKIP_CPU_SYNC, the driver synchronises
+ * later, and the sync call may cover memory outside the slot. The other attributes mark mappings
+ * that are never synchronised, that need privileged access, or that are MMIO.
  */
 #define DMA_BOUNCE_NEVER	(DMA_ATTR_SKIP_CPU_SYNC | DMA_ATTR_PRIVILEGED | \
 				 DMA_ATTR_REQUIRE_COHERENT | DMA_ATTR_MMIO)
@@ -35,7 +35,7 @@ static inline u64 dma_bounce_mask(struct device *dev)
 /* Returns the pool that may serve mappings of a device in its DMA domain, or NULL. */
 static inline struct dma_bounce_pool *dma_bounce_pool_in(struct device *dev)
 {
-	/* A kernel that boots after a crash attaches a device at the device's first mapping. */
+	/* A kdump kernel attaches a device only when the device first maps memory. */
 	if (!dev_is_dma_coherent(dev) || dev->iommu->attach_deferred)
 		return NULL;
 	return dma_bounce_pool_of(dev);

@@ -20,7 +20,7 @@
 #include "dma-bounce-test-attack.h"
 #include "dma-bounce-test-edu.h"
 
-/* Some versions of QEMU take a transfer of the whole buffer for a transfer beyond its end. */
+/* Some versions of QEMU treat a transfer of the whole buffer as a transfer beyond its end. */
 #define TRANSFER	2048
 #define MAX_TARGETS	60
 

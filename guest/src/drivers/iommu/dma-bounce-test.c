@@ -50,7 +50,7 @@ static int test_to_device(struct edu *edu)
 	return 0;
 }
 
-/* Bytes that the device does not write come back unchanged, and not with an earlier user's data. */
+/* Unmapping keeps bytes that the device did not write, and copies no earlier user's data. */
 static int test_partial_write(struct edu *edu)
 {
 	dma_addr_t addr;
@@ -77,7 +77,7 @@ static int test_partial_write(struct edu *edu)
 	return 0;
 }
 
-/* Without a copy at map, all bytes are copied back if unmap says so, otherwise none. */
+/* Without a copy at map, bytes are copied back only if unmap says that all were written. */
 static int test_no_copy_in(struct edu *edu)
 {
 	const unsigned long attrs = DMA_ATTR_BOUNCE_NO_COPY_IN;
@@ -104,7 +104,7 @@ static int test_no_copy_in(struct edu *edu)
 	if (FAILS(edu_area_as_expected(edu)))
 		return -EIO;
 
-	/* The attribute has no effect if the device reads. */
+	/* The attribute has no effect if the device may read. */
 	addr = edu_map(edu, 300, 256, DMA_BIDIRECTIONAL, attrs);
 	ret = edu_reads(edu, addr, 256);
 	if (ret)
@@ -193,7 +193,7 @@ static int test_not_bounced(struct edu *edu)
 	return 0;
 }
 
-/* If the domain loses its memory, a mapped buffer is no longer copied to or from. */
+/* If the domain loses its memory, buffers that are still mapped are no longer copied. */
 static int test_orphan(struct edu *edu)
 {
 	struct iommu_domain *domain = edu->pool->domain;
@@ -230,7 +230,7 @@ static int test_orphan(struct edu *edu)
 	return test_partial_write(edu);
 }
 
-/* Each piece of a list that does not fill its pages has a separate slot without other data. */
+/* Pieces of a list that do not fill their pages get separate slots without other data. */
 static int untrusted_list(struct edu *edu)
 {
 	static const struct { unsigned int offset, len; } pieces[] = {
@@ -264,7 +264,7 @@ static int untrusted_list(struct edu *edu)
 	return ret;
 }
 
-/* Returns true if pieces get no common IOVA range, because the pool could not serve such pieces. */
+/* Returns true if a mapping of several pieces gets no IOVA range, so that pieces can bounce. */
 static bool untrusted_by_piece(struct edu *edu)
 {
 #ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST

@@ -143,7 +143,7 @@ static void reused_place_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, bitmap_weight(w.used, CHUNKS), 1);
 }
 
-/* Windows must be on the side of 4 GiB that the offered feature says. */
+/* The offered feature decides whether windows must be below or above 4 GiB. */
 static void side_test(struct kunit *test)
 {
 	KUNIT_EXPECT_TRUE(test, viommu_window_iova_fits(false, IOVA, U32_MAX));

@@ -86,7 +86,7 @@ static inline size_t viommu_window_reply_len(u8 type)
 	return type == VIRTIO_IOMMU_T_WINDOW_ADD ? sizeof(__le64) : 0;
 }
 
-/* Returns true if the windows are above 4 GiB with the feature for high windows, else below. */
+/* Returns true if the windows are above 4 GiB if @high is set, otherwise below 4 GiB. */
 static inline bool viommu_window_iova_fits(bool high, u64 start, u64 last)
 {
 	/* The upper limit prevents overflows of byte counts. */
