@@ -51,7 +51,7 @@ static inline void dma_bounce_slot_fill(struct dma_bounce_pool *pool, struct dev
  * @pool: the pool of the slot
  * @dev: the device that unmaps
  * @slot: a slot that serves a mapping
- * @sgl: the list that is unmapped, or NULL for other mappings
+ * @sgl: the list that is unmapped, or NULL if the mapping is not a list
  * @attrs: attributes of the unmapping
  */
 static __always_inline void dma_bounce_slot_finish(struct dma_bounce_pool *pool, struct device *dev,

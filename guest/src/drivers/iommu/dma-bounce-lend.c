@@ -35,7 +35,7 @@ DEFINE_STATIC_KEY_FALSE(dma_bounce_lend_key);
 
 /* A pool lends at most its budget divided by DMA_BOUNCE_LEND_PART. */
 #define DMA_BOUNCE_LEND_PART	2
-/* Interval of warnings, in jiffies, while a leaving device waits for pages that are held */
+/* Interval in jiffies between warnings that a device's removal waits for users of lent memory */
 #define DMA_BOUNCE_LEND_SAY	(10 * HZ)
 
 /**
@@ -116,7 +116,7 @@ static size_t lendable_bytes(struct dma_bounce_pool *pool)
 static DECLARE_RWSEM(lend_sem);
 static DEFINE_MUTEX(lend_lock);
 static LIST_HEAD(lenders);
-/* Protects the pools' regions while pages are made for them */
+/* Serialises making pages for the pools' regions */
 static DEFINE_MUTEX(region_lock);
 static DEFINE_IDA(lend_minors);
 static dev_t lend_major;

@@ -196,7 +196,7 @@ static int chunk_add(struct dma_bounce_pool *pool, unsigned int kind, unsigned i
 	if (IS_ERR(chunk))
 		return PTR_ERR(chunk);
 	dma_bounce_chunk_publish(&pool->slots, chunk, va, iova, size);
-	/* Ignore mappings that found no slot meanwhile: the new chunk may be enough for them. */
+	/* Ignore mappings that found no slot so far: the new chunk may be enough for them. */
 	atomic_set(&pool->missed[kind][class], 0);
 	return 0;
 }

@@ -21,7 +21,7 @@
 #include "dma-bounce-pool.h"
 #include "dma-bounce-share.h"
 
-/* Time in jiffies to wait for a chunk that a pool is draining, before another chunk is taken */
+/* Time in jiffies to wait for a draining chunk before another chunk is taken */
 #define DMA_BOUNCE_DRAIN	HZ
 
 /* The pools of all domains. The mutex nests outside the mutexes of the pools. */
@@ -148,7 +148,7 @@ static unsigned int live_chunks(struct dma_bounce_pool *pool)
 	return DIV_ROUND_UP_ULL(bytes, 1UL << pool->slots.chunk_shift);
 }
 
-/* Returns true if a pool is draining a chunk that it retired less than DMA_BOUNCE_DRAIN ago. */
+/* Returns true if a pool is draining a chunk that was retired less than DMA_BOUNCE_DRAIN ago. */
 static bool gives_soon(struct dma_bounce_pool *pool)
 {
 	return READ_ONCE(pool->ndraining) &&

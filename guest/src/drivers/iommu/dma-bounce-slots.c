@@ -4,8 +4,8 @@
  *
  * Memory comes in *chunks* of 2 MiB, for example. Each chunk has a place in one IOVA range, so that
  * the chunk of an address is found by arithmetic. A chunk is cut into *slots* of one power-of-two
- * size. Slot, chunk and IOVA are aligned to the slot's size. There are three kinds of chunks: the
- * device may read the chunk, write it, or both.
+ * size. Chunks, slots and their IOVA are aligned to the slot's size. There are three kinds of
+ * chunks: the device may read the chunk, write it, or both.
  *
  * A *depot* holds the free slots of one kind and size: it is a list of chunks, each with a stack of
  * its free slots. In addition, each CPU has a small stack of free slots for each kind and size. So
@@ -19,10 +19,10 @@
  * can be removed when its last slot has returned.
  *
  * A chunk is also retired if its memory is lost: when the last device leaves a virtio-iommu domain,
- * the domain's windows end. Slots that are mapped at that time become orphans: nothing touches
+ * the domain loses its windows. Slots that are mapped at that time become orphans: nothing touches
  * their memory any more, and the chunk's place stays taken until the last orphan is unmapped. Users
- * of a slot's memory are in an RCU read-side critical section. The caller waits for them before it
- * removes the memory.
+ * of a slot's memory are in an RCU read-side critical section. The caller waits for these sections
+ * to end before it removes the memory.
  */
 
 #ifdef __KERNEL__

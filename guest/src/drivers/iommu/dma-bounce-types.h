@@ -72,7 +72,7 @@ struct dma_bounce_stats {
  * @mask:	DMA mask of the device that mapped first, 0 before the first mapping
  * @threshold_option: @threshold as set by the boot option, 0 if the option does not set it
  * @calibrated:	measured threshold, 0 if it was not measured
- * @missed:	mappings that found no slot since @work last looked, or since a chunk was added
+ * @missed:	mappings that found no slot since @work last read this, or since a chunk was added
  * @single_use:	buffers for one mapping each, indexed by the page numbers of their IOVA
  * @nsingle_use: number of entries in @single_use
  * @work:	adds and removes chunks

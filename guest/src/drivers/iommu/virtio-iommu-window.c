@@ -30,7 +30,7 @@
 
 #include "virtio-iommu-window.h"
 
-/* Requests must fit in the spare request of virtio-iommu.c, which serves if memory is short. */
+/* Requests must fit in the spare request of virtio-iommu.c, which is used if memory is short. */
 static_assert(sizeof(struct virtio_iommu_req_window_add) <= sizeof(struct virtio_iommu_req_map));
 static_assert(sizeof(struct virtio_iommu_req_window_del) <= sizeof(struct virtio_iommu_req_map));
 
@@ -45,7 +45,10 @@ static bool can_be_cached(void)
 	return pat_enabled();
 }
 
-/* Returns true if the page tables have write-back, which they get only if PAT and MTRRs agree. */
+/*
+ * Returns true if the page tables say write-back, which the kernel sets only if PAT and MTRRs
+ * agree.
+ */
 static bool mapped_write_back(void *region, u64 len, u64 step)
 {
 	unsigned int level;

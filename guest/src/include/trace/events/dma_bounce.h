@@ -44,7 +44,7 @@ DEFINE_EVENT(dma_bounce_slot, dma_bounce_unmap,
 		 bool copy),
 	TP_ARGS(dev, addr, len, nents, copy));
 
-/* A sync call for part of a slot, with its direction, and copy=1 if bytes were copied */
+/* A sync call for part of a slot's mapping. copy is 1 if bytes were copied. */
 TRACE_EVENT(dma_bounce_sync,
 	TP_PROTO(struct device *dev, dma_addr_t addr, unsigned int len, bool for_device,
 		 bool copy),
