@@ -52,7 +52,7 @@ impl Tools<'_> {
         })
     }
 
-    /// Returns a command that runs `apt-get` or `apt-cache` with our sources and lists.
+    /// Returns a command that runs `apt-get` or `apt-cache` with the sources and package lists of `lists`.
     fn apt(&self, lists: Lists, tool: &str) -> Command {
         let dir = self.apt_dir(lists);
         let mut command = Command::new(tool);
@@ -74,7 +74,8 @@ impl Tools<'_> {
         command
     }
 
-    /// Refreshes the package lists if `force` is set, if they are older than a day, or if the machine's sources or ours changed.
+    /// Refreshes the package lists if `force` is set, if the lists are older than a day, or if the machine's or the generated sources
+    /// changed.
     fn refresh_lists(&self, lists: Lists, force: bool) -> Result<()> {
         ensure!(program("apt-get").is_some(), "apt-get not found: fetching packages needs a Debian system");
         let _lock = self.lock(&self.cache.join(".lock-apt"), "waiting for another reader of Debian's package lists")?;
@@ -108,8 +109,8 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Returns what `ask` finds in the package lists. The answer is kept in a file until the lists change, because starting apt
-    /// takes seconds.
+    /// Returns the answer of `ask`, which queries the package lists. Keeps the answer in a file until the lists change, because starting
+    /// apt takes seconds.
     fn answer(&self, lists: Lists, name: &str, ask: impl FnOnce() -> Result<String>) -> Result<String> {
         self.refresh_lists(lists, false)?;
         let dir = self.apt_dir(lists);
@@ -134,15 +135,15 @@ fn plain(text: &str, others: &str) -> String {
     text.chars().map(|c| if c.is_ascii_alphanumeric() || others.contains(c) { c } else { '_' }).collect()
 }
 
-/// True if the lists in `dir` were made from our sources, are at most a day old, and are newer than the machine's sources in
-/// `theirs`.
+/// True if the lists in `dir` were made from the current generated sources, are less than a day old, and are newer than the machine's
+/// sources in `theirs`.
 fn is_fresh(dir: &Path, theirs: &Path) -> bool {
     let is_of_today = modified(&dir.join("updated")).and_then(|time| time.elapsed().ok()).is_some_and(|age| age < DAY);
     let list = fs::read_to_string(dir.join("sources.list")).unwrap_or_default();
     is_of_today && list.lines().next() == Some(STAMP) && is_newer(&dir.join("sources.list"), theirs)
 }
 
-/// True if `file` exists and either is newer than `other` or `other` does not exist.
+/// True if `file` exists, and `other` is older or missing.
 fn is_newer(file: &Path, other: &Path) -> bool {
     modified(file).is_some_and(|time| modified(other).is_none_or(|other| time > other))
 }

@@ -79,7 +79,7 @@ impl Tools<'_> {
         let modules = Some(dir.join(Modules::PLACE).join(release));
         let initramfs = self.guest_initramfs(&GuestInitramfs {
             modules,
-            // ext4 asks the kernel's crypto API for crc32c at run time, so modinfo does not list that dependency.
+            // ext4 asks the kernel's crypto API for crc32c at run time, so modinfo does not list crc32c_generic as a dependency.
             with: ["pvpanic_pci", "i6300esb", "virtio_pmem", "nd_pmem", "crc32c_generic", "ext4"]
                 .map(Into::into)
                 .into(),
@@ -89,7 +89,7 @@ impl Tools<'_> {
 
     /// Builds the programs that tests start in guests:
     /// - `edu-dma` drives the edu device,
-    /// - `restore_check` reports lost data,
+    /// - `restore-check` reports lost data,
     /// - `vsock` opens sockets to the host,
     /// - `string-io` is a kernel that reads an I/O port.
     pub(crate) fn guest_programs(&self) -> Result<Variables> {
@@ -132,7 +132,7 @@ impl Tools<'_> {
     }
 }
 
-/// PCI device that returns to its own driver when this value is dropped.
+/// PCI device bound to vfio-pci. Dropping this value returns the device to its own driver.
 pub(crate) struct Bound(Command);
 
 impl Drop for Bound {
@@ -142,7 +142,7 @@ impl Drop for Bound {
     }
 }
 
-/// Returns variables for programs that run on this host, with the drive at `address`.
+/// Returns variables for programs that run on this host and use the drive at `address`.
 pub(crate) fn direct_variables(address: &str, out: &Path) -> Variables {
     vec![("CAROM_NVME", address.into()), ("CAROM_RIG", "direct".into()), ("CAROM_OUT", out.into())]
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `scripts/bench`: builds what the guests need and runs `carom-bench`, which fills its tables in the rig or on this host.
+//! `scripts/bench`: builds what the guests need, and runs `carom-bench` in the rig or on this host. `carom-bench` fills tables with
+//! measured figures.
 
 use std::env;
 use std::ffi::OsString;
@@ -50,7 +51,7 @@ const SYNC: &str = "sync";
 const MAP_COUNTS: &str = "map_counts";
 const IO_INSTRUCTIONS: &str = "io_instructions";
 const START_INSTRUCTIONS: &str = "start_instructions";
-/// Tables whose figures the emulator counts. Each run of such a table needs an emulated machine of its own.
+/// Tables whose figures the emulator counts. They are filled in a separate emulated machine.
 pub const COUNTED: [&str; 4] = [SYNC, MAP_COUNTS, IO_INSTRUCTIONS, START_INSTRUCTIONS];
 
 const ENGINE: &str = "engine";
@@ -139,7 +140,7 @@ impl Options {
 }
 
 impl Measurement {
-    /// True if this table is filled.
+    /// True if this measurement fills the table.
     #[must_use]
     pub fn wants(&self, table: &str) -> bool {
         if !self.tables.is_empty() {
@@ -148,7 +149,7 @@ impl Measurement {
         if self.quick { QUICK.contains(&table) } else { self.all_cells || !NOT_PLAIN.contains(&table) }
     }
 
-    /// True if a table is filled whose figures the emulator counts.
+    /// True if this measurement fills a table whose figures the emulator counts.
     fn wants_counted(&self) -> bool {
         COUNTED.iter().any(|table| self.wants(table))
     }
@@ -206,12 +207,12 @@ impl Tools<'_> {
 
     /// Runs the program that fills the tables, and returns its exit status.
     ///
-    /// Native tables run first. Tables with counted instructions follow, in a machine of their own, because counting slows that
+    /// Native tables are filled first. Tables with counted instructions follow, in a separate emulated machine, because counting slows the
     /// machine down. Samples that exist already are not measured again.
     fn fill(&self, measurement: &Measurement, measuring: Measuring) -> Result<u8> {
         let only_native = measurement.names_only(&NATIVE);
         let wants_native = NATIVE.iter().any(|table| measurement.wants(table));
-        // `--only` selects modes of guests, so native tables are left out with it.
+        // `--only` selects modes of guests. With this option, native tables are filled only if no other tables are named.
         let native = if only_native || (wants_native && measurement.only.is_empty()) {
             self.fill_native(measurement, &measuring)?
         } else {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Builds programs of the workspace.
 //!
-//! Cargo unifies features over the packages of one call, and rebuilds a crate for each other set of features. To avoid such
-//! rebuilds, unoptimized programs are always built as part of the whole workspace.
+//! Cargo unifies the features of all packages that one command builds. A crate is rebuilt if another command needs other features. To avoid
+//! such rebuilds, unoptimized programs are always built as part of the whole workspace.
 
 use std::env;
 use std::ffi::OsString;
@@ -23,7 +23,7 @@ pub(crate) const WORKSPACE: [&str; 5] =
 pub(crate) struct TestProgram {
     /// Name of the test target.
     pub(crate) name: String,
-    /// Directory of the package. cargo runs its tests there.
+    /// Directory of the package. cargo runs the package's tests in this directory.
     pub(crate) directory: PathBuf,
     pub(crate) executable: PathBuf,
 }
@@ -39,7 +39,7 @@ impl Tools<'_> {
     /// Runs cargo with these arguments, and shows how many crates it has started to compile. If cargo fails, shows its output.
     pub(crate) fn build(&self, what: &str, arguments: &[&str]) -> Result<()> {
         self.progress.show(&format!("building {what}"));
-        let dir = tempfile::tempdir().context("cannot create a directory for a log")?;
+        let dir = tempfile::tempdir().context("cannot create a temporary directory for a log")?;
         let mut count = 0;
         self.run_watched(self.cargo().args(arguments), &dir.path().join("log"), |line| {
             if let Some(name) = compiled_crate(line) {
@@ -68,13 +68,13 @@ impl Tools<'_> {
         cargo.args(["bench", "--no-run", "--locked", "-p", package, "--bench", name]);
         let messages = self.output(cargo.args(["--message-format", "json-render-diagnostics"]))?;
         let file = artifacts(&messages).find_map(|artifact| executable(&artifact, "bench"));
-        file.with_context(|| format!("cargo names no file of the benchmark {name}"))
+        file.with_context(|| format!("cargo did not report the executable of the benchmark {name}"))
     }
 
     /// Returns cargo's target directory.
     pub(crate) fn target_dir(&self) -> Result<PathBuf> {
         let said = self.output(self.cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
-        target_dir(&said).context("cargo metadata names no target directory")
+        target_dir(&said).context("the output of cargo metadata names no target directory")
     }
 }
 

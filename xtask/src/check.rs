@@ -69,11 +69,11 @@ impl Tools<'_> {
     /// Checks that each patch of the mail series builds by itself. After each patch, builds the objects whose sources this or an earlier
     /// patch touched.
     fn check_builds(&self, tree: &mut CheckTree, series: &str) -> Result<()> {
-        let tmp = tempfile::tempdir().context("cannot create a directory")?;
+        let tmp = tempfile::tempdir().context("cannot create a temporary directory for the mails")?;
         let mails = tmp.path().join("series");
         self.guest_series(&series::Options { series: series.into(), check: false, directory: mails.clone() })?;
         tree.fresh()?;
-        let names = fs::read_to_string(mails.join("series")).context("cannot read the series")?;
+        let names = fs::read_to_string(mails.join("series")).context("cannot read the list of the mails")?;
         for name in names.lines() {
             tree.apply(&mails.join(name))?;
             for mode in [Mode::On, Mode::Off] {

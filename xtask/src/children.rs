@@ -46,7 +46,7 @@ pub fn run_command(child: &mut Child, signals: &Signals) -> Result<Option<ExitSt
     }
 }
 
-/// Sends SIGTERM to `child` and its descendants, kills those that are left after [`GRACE`], and waits for `child`.
+/// Sends SIGTERM to `child` and its descendants, kills the processes that are left after [`GRACE`], and waits for `child`.
 fn end(child: &mut Child) {
     let all = descendants(Pid::from_child(child));
     signal(&all, Signal::TERM);
@@ -79,7 +79,7 @@ fn descendants(root: Pid) -> Vec<Pid> {
     all
 }
 
-/// Returns the children of a process (`/proc/PID/task/TID/children`, proc(5)), or nothing if the process is gone.
+/// Returns the children of a process (`/proc/PID/task/TID/children`, proc(5)), or nothing if the process has ended.
 fn children(process: Pid) -> Vec<Pid> {
     let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
     tasks

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs programs. A signal ends them, and an error names the program that failed.
+//! Runs programs. A signal to this program ends the program that runs. An error names the program that failed.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -88,7 +88,7 @@ impl Tools<'_> {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Runs a program silently. True if the program starts and ends with status 0.
+    /// Runs a program silently. Returns true if the program starts and ends with status 0.
     pub(crate) fn succeeds(&self, command: &mut Command) -> bool {
         let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         quiet.spawn().is_ok_and(|mut child| {

@@ -66,7 +66,7 @@ impl Tools<'_> {
         self.progress.show("making the image of the distribution's disk");
         let (tree, files) = (dir.join("tree"), Distribution::in_directory(dir));
         fs::create_dir(&tree).with_context(|| format!("cannot create {}", tree.display()))?;
-        // Only root, or a program under fakeroot, can unpack the archive's owners and devices.
+        // Only root, or a program under fakeroot, can unpack the archive with the owners of files and the device nodes.
         let script = "set -eu; tar -C \"$1\" --numeric-owner -xf \"$2\"; used=$(du -sm \"$1\" | cut -f1)
             mke2fs -q -t ext4 -L \"$4\" -m 0 -E lazy_itable_init=0,lazy_journal_init=0 -d \"$1\" \"$3\" $((used + used / 8 + $5))M";
         let mut pack = Command::new(if geteuid().is_root() { "sh" } else { "fakeroot" });

@@ -198,7 +198,7 @@ impl Tools<'_> {
     }
 }
 
-/// Returns QEMU's own version from the version of the Debian package.
+/// Returns QEMU's own version, given the version of the Debian package.
 fn release(version: &str) -> &str {
     let upstream = version.split_once(':').map_or(version, |(_, upstream)| upstream);
     upstream.split_once('+').map_or(upstream, |(release, _)| release)
@@ -209,8 +209,7 @@ fn step(line: &str) -> Option<(&str, &str)> {
     line.strip_prefix('[')?.split_once(']')?.0.split_once('/')
 }
 
-/// Fixes the bugs. Debian's source lacks the firmware that pc-bios/meson.build names, so this also empties
-/// the list in that file.
+/// Fixes the bugs. Also empties the list of firmware in pc-bios/meson.build, because Debian's source lacks this firmware.
 fn mend_tree(tree: &Path) -> Result<()> {
     for mend in MENDS {
         let path = tree.join(mend.file);

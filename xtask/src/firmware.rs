@@ -39,7 +39,7 @@ impl Firmware {
     }
 }
 
-/// Returns the boot loader's script. The kernel's path in it is a link that Debian's packages make.
+/// Returns the boot loader's script. The script loads the kernel through a link that Debian's packages make.
 fn boot_script() -> String {
     format!(
         "search --no-floppy --label {LABEL} --set root

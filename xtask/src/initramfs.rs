@@ -19,7 +19,7 @@ const MODULES: [&str; 4] = ["virtio_pci", "virtio_iommu", "virtio_blk", "nvme"];
 
 const DIRECTORIES: [&str; 11] = ["bin", "dev", "proc", "sys", "tmp", "run", "root", "etc", "modules", "sbin", "usr"];
 
-/// Our own programs in the initramfs.
+/// Programs of `guest/initramfs` in the initramfs.
 const PROGRAMS: [&str; 5] = ["vfio-claim", "nvme-check", "lent-check", "kexec-load", "memory-check"];
 
 /// Debian's static busybox.

@@ -74,7 +74,7 @@ struct Inputs {
     base: Option<String>,
     /// Configuration fragments. A later fragment overrides earlier ones.
     fragments: Vec<PathBuf>,
-    /// Directory of our patches. `None` for a stock kernel.
+    /// Directory of the series' patches. `None` for a stock kernel.
     patches: Option<PathBuf>,
     /// Last part of the series to apply. `None` for the whole series.
     part: Option<Part>,

@@ -74,7 +74,7 @@ pub(crate) fn earlier_forms(tools: &Tools<'_>, source: &Path, steps: &[Step], fo
     for later in steps.iter().rev().flat_map(|step| step.later.iter().rev()) {
         tools
             .run(patch_command(forms, later).arg("-R"))
-            .with_context(|| format!("cannot revert {}: guest/src does not match", later.display()))?;
+            .with_context(|| format!("cannot revert {}: the diff does not match guest/src", later.display()))?;
     }
     Ok(files)
 }

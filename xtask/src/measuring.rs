@@ -110,7 +110,7 @@ fn results(out: &Path) -> PathBuf {
     out.join("results.json")
 }
 
-/// Returns the command-line options for these values: the set ones of `flags`, `--rounds` and `--only`.
+/// Returns command-line options: the options of `flags` whose value is true, `--rounds` and `--only`.
 pub(crate) fn words(flags: &[(bool, &str)], rounds: Option<u32>, only: &[String]) -> Vec<String> {
     let mut words: Vec<String> =
         flags.iter().filter(|(wanted, _)| *wanted).map(|(_, option)| (*option).into()).collect();
@@ -127,8 +127,8 @@ impl Tools<'_> {
         Ok(self.target_dir()?.join("release").join(PROGRAM))
     }
 
-    /// Copies the results in `out` to `json`. Then shows the results, by running the program with the arguments `report`, and the tally of
-    /// guests. Returns `status`, the exit status of the run.
+    /// Copies the results in `out` to `json`. Then runs the program with the arguments `report`, which shows the results. Also shows the
+    /// tally of guests. Returns `status`, the exit status of the run.
     pub(crate) fn show_results(&self, out: &Path, json: Option<&Path>, report: &[OsString], status: u8) -> Result<u8> {
         let program = self.measuring_program()?;
         let results = results(out);
@@ -178,7 +178,7 @@ impl Tools<'_> {
         self.until_done(command.envs(variables), &samples(measuring.out))
     }
 
-    /// On this host, runs measurements that need no guest. Sets these variables for the program and returns its exit status.
+    /// On this host, runs measurements that need no guest. Sets `variables` for the program, and returns the program's exit status.
     pub(crate) fn run_natively(&self, measuring: &Measuring, mut variables: Variables) -> Result<u8> {
         variables.extend(self.carom()?);
         variables.extend(measuring.variables.iter().cloned());
@@ -199,8 +199,8 @@ impl Tools<'_> {
     }
 
     /// Runs the program. If the emulated machine dies, runs the program again in a new machine, which continues with the missing guests.
-    /// The emulated machine itself sometimes hangs or panics, whatever runs in it. The loop ends: each guest has three tries, and no
-    /// machine follows a machine that added no sample.
+    /// The emulated machine itself sometimes hangs or panics, whatever runs in it. The loop ends: each guest has three tries, and after a
+    /// machine that added no sample, no other machine is started.
     fn until_done(&self, command: &mut Command, samples: &Path) -> Result<u8> {
         loop {
             let before = length(samples);
@@ -247,7 +247,10 @@ pub(crate) fn check_file(option: &str, file: Option<&Path>) -> Result<()> {
     let Some(file) = file else { return Ok(()) };
     let parent = parent(file);
     if !parent.is_dir() || file.is_dir() {
-        bail!(Usage(format!("{option} '{}': is a directory, or its parent directory does not exist", file.display())));
+        bail!(Usage(format!(
+            "{option} '{}': is a directory, or its parent directory does not exist; name a file in an existing directory",
+            file.display()
+        )));
     }
     Ok(())
 }

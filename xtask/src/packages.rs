@@ -36,7 +36,7 @@ impl Tools<'_> {
         if self.succeeds(&mut install()?) {
             return Ok(());
         }
-        let dir = tempfile::tempdir().context("cannot create a directory for a log")?;
+        let dir = tempfile::tempdir().context("cannot create a temporary directory for a log")?;
         let log = dir.path().join("log");
         let mut update = as_root("apt-get")?;
         self.run_quietly(update.arg("update"), &log)
@@ -54,7 +54,7 @@ impl Tools<'_> {
     }
 }
 
-/// Finds a program in the directories of `PATH` and in those of root's programs.
+/// Finds a program in the directories of `PATH`, in /usr/sbin and in /sbin.
 pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let directories: Vec<PathBuf> = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect();

@@ -39,7 +39,7 @@ pub fn program(variable: &str) -> Result<Option<PathBuf>> {
     env::var_os(variable).map(|path| existing(Path::new(&path)).context(variable.to_owned())).transpose()
 }
 
-/// Returns the absolute path of a program. Without this, a name without a slash would be looked up in the `PATH`.
+/// Returns the absolute path of a program. A relative name without a slash would be looked up in `PATH`.
 fn existing(path: &Path) -> Result<PathBuf> {
     ensure!(
         path.is_file() && access(path, Access::EXEC_OK).is_ok(),

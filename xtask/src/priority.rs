@@ -21,8 +21,8 @@ pub(crate) fn lower_own() -> io::Result<()> {
     Ok(setpriority_process(None, LOWEST)?)
 }
 
-/// Restores ordinary priority for all threads of this process and of its descendants. Linux allows this only to root. Errors are
-/// ignored, because nothing depends on the priority.
+/// Restores ordinary priority for all threads of this process and of its descendants. Linux allows this only to root. Errors are ignored,
+/// because a low priority only makes processes slower.
 pub(crate) fn restore_all() {
     let parents = parents();
     for process in family(std::process::id(), &parents) {

@@ -21,7 +21,7 @@ pub struct Progress {
 struct Shown {
     /// True if the terminal's last line is a progress line, to be overwritten.
     open: bool,
-    /// Stage shown last, and its time.
+    /// Stage that was shown last, and the time at which it was shown.
     last: Option<(String, Instant)>,
 }
 

@@ -62,7 +62,7 @@ impl Tools<'_> {
         self.need_command("git", "git", "making patches")?;
         let series = Some(options.series.clone());
         let pristine = self.kernel_source(&GuestKernel { series, stock: true, ..GuestKernel::default() })?;
-        let tmp = tempfile::tempdir().context("cannot create a directory")?;
+        let tmp = tempfile::tempdir().context("cannot create a temporary directory for the repository")?;
         let repository = Repository {
             tools: self,
             directory: tmp.path().join("repo"),

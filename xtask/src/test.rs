@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `scripts/test`: runs stages and lists their results at the end.
 //!
-//! Stages run one after the other. Some of them can run at the same time as the tests with guests, which leave much of the CPUs
-//! idle.
+//! Stages run one after the other. Some of them can run at the same time as the tests with guests, which often leave CPUs idle.
 
 mod api;
 mod arm64;
@@ -58,7 +57,7 @@ pub struct Options {
     /// Run only tests with guests whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Run all tests with guests by IOMMUFD.
+    /// Run all tests with guests through IOMMUFD.
     #[arg(long)]
     iommufd: bool,
     /// Run on this host, with the drive at this PCI address.
@@ -261,7 +260,7 @@ impl Report {
         self.0.iter().all(|(_, result)| result.passed)
     }
 
-    /// Returns one line for each stage, in this order.
+    /// Returns one line for each stage, in the order of `order`.
     fn summary(&self, order: &[Stage]) -> String {
         let mut summary = String::new();
         for stage in order {

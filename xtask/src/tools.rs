@@ -31,7 +31,7 @@ impl fmt::Display for Usage {
 
 impl Error for Usage {}
 
-/// Builds the files that guests and the rig need, in the cache.
+/// Builder of the files that guests and the rig need. The files are in the cache.
 #[derive(Debug)]
 pub struct Tools<'a> {
     pub(crate) checkout: PathBuf,

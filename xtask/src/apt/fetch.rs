@@ -11,8 +11,8 @@ use super::{BACKPORTS, Lists, SUITE, UNSTABLE, plain};
 use crate::tools::Tools;
 
 impl Tools<'_> {
-    /// Returns the first dependency of a package whose name is `prefix` followed by text that `rest` accepts. For a meta package
-    /// such as linux-image-amd64, this is the current kernel package.
+    /// Returns the first dependency of `package` whose name begins with `prefix` and continues with a text that `rest` accepts. For a meta
+    /// package such as linux-image-amd64, this is the current kernel package.
     pub(crate) fn debian_depends(&self, package: &str, prefix: &str, rest: fn(&str) -> bool) -> Result<String> {
         self.answer(Lists::Stable, &format!("depends-{package}-{prefix}"), || {
             let said = self.output(self.apt(Lists::Stable, "apt-cache").args(["depends", "--important", package]))?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Package sources: our suites on the Debian mirrors named by the environment or by the machine's apt configuration.
+//! Package sources for apt. The environment or the machine's apt configuration names the Debian mirrors.
 
 use std::env;
 use std::process::Command;
@@ -20,7 +20,7 @@ struct Mirrors {
 }
 
 impl Tools<'_> {
-    /// Returns the lines of our `sources.list`.
+    /// Returns the text of the generated `sources.list`.
     pub(super) fn apt_sources(&self, lists: Lists) -> Result<String> {
         let mirrors = self.mirrors()?;
         Ok(match lists {
@@ -56,7 +56,7 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty()).map(|value| value.trim_end_matches('/').to_owned())
 }
 
-/// Finds Debian's mirrors among all addresses that apt reads, given one per line.
+/// Finds Debian's mirrors among `addresses`, all addresses that apt reads, one per line.
 fn mirrors(addresses: &str) -> Option<Mirrors> {
     let mut addresses: Vec<&str> = addresses.lines().map(|line| line.trim().trim_end_matches('/')).collect();
     addresses.sort_unstable();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Checks the number of mainline lines that the hooks change, and the number of code lines in the core.
 //!
-//! The hooks begin with the first patch that adds files of ours. Earlier patches are independent of bouncing. A later patch is
-//! independent, too, if it neither adds nor changes files of ours and changes no line that names bouncing.
+//! The hooks begin with the first patch that adds files of `guest/src`. Earlier patches are independent of bouncing. A later patch is
+//! independent, too, if it neither adds nor changes files of `guest/src` and changes no line that names bouncing.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use crate::mails::{Step, earlier_forms, steps};
 
 const MAX_LINES: usize = 150;
 
-/// Last patch of the core. The core begins with the first patch that adds our files.
+/// Last patch of the core. The core begins with the first patch that adds files of `guest/src`.
 const CORE: &str = "-iommu-dma-Bounce-small-DMA-through-memory-that-stays.patch";
 /// Limit on code lines in the core. The core must have fewer lines.
 const CORE_LIMIT: usize = 2000;
@@ -47,9 +47,12 @@ impl CheckTree<'_> {
     /// Counts the code lines of the files that the core adds, as they are after the core's last patch. Returns a text with the
     /// count and its limit.
     fn core_lines(&self, steps: &[Step], first: usize) -> Result<String> {
-        let end =
-            steps.iter().position(|step| step.patch.ends_with(CORE)).context("cannot find the core's last patch")? + 1;
-        let tmp = tempfile::tempdir().context("cannot create a directory")?;
+        let end = steps
+            .iter()
+            .position(|step| step.patch.ends_with(CORE))
+            .context("the series lacks the patch that ends the core")?
+            + 1;
+        let tmp = tempfile::tempdir().context("cannot create a temporary directory for the core's files")?;
         let files = earlier_forms(self.tools, &self.tools.checkout.join("guest/src"), &steps[end..], tmp.path())?;
         let mut count = 0;
         for file in files.iter().filter(|file| steps[first..end].iter().any(|step| step.brings(file))) {

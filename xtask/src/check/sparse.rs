@@ -8,11 +8,11 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::tree::{CheckTree, Mode, jobs};
 
-/// Source that an older sparse may not understand, and the option that replaces the unknown word.
+/// Pairs of a source that an older sparse may not understand, and the option that replaces the unknown word.
 ///
 /// sparse 0.6.4 of Debian 12 lacks two builtins that Linux 7.3 uses. `__typeof__`, which replaces `__typeof_unqual__`, keeps qualifiers. So
-/// sparse may report more, but not less. `MODULE_*()` and `module_param()` use a constant `__builtin_strlen()` to assert that a text
-/// contains no NUL. The compiler has already checked that assertion.
+/// sparse may report more warnings, but not fewer. `MODULE_*()` and `module_param()` use a constant `__builtin_strlen()` to assert that a
+/// text contains no NUL. The compiler has already checked that assertion.
 ///
 /// An option must not contain a space: scripts/checker-valid.sh of 7.3 splits its arguments.
 const LACKS: [(&str, &str); 2] = [
@@ -40,7 +40,7 @@ impl CheckTree<'_> {
         let (mainline, unpatched) = self.sparse_says("unpatched")?;
         let new = new_lines(&patched, unpatched);
         ensure!(new.is_empty(), "sparse warns about the patch:\n{}", new.join("\n"));
-        Ok(format!("sparse has no warnings about the patch: {ours} files checked, {mainline} of them mainline's"))
+        Ok(format!("sparse has no warnings about the patch: {ours} files checked, {mainline} of them from mainline"))
     }
 
     /// Returns the number of objects that sparse checked, and its messages without line numbers.

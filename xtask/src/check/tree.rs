@@ -28,7 +28,7 @@ const OBJECTS: [&str; 8] = [
     "kernel/dma/swiotlb",
 ];
 
-/// Options that enable i915 and our tests. i915 uses one of the patch's attributes in two objects.
+/// Options that enable i915 and the tests of the guest patch. i915 uses one of the patch's attributes in two objects.
 const MORE_OPTIONS: &str =
     "CONFIG_DRM=y\nCONFIG_DRM_I915=y\nCONFIG_IOMMU_DMA_BOUNCE_TEST=y\nCONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST=y\n";
 
@@ -72,7 +72,7 @@ impl<'a> CheckTree<'a> {
         Self { tools, pristine, work, patches, tree, touched: BTreeSet::new() }
     }
 
-    /// Returns our patches of mainline files.
+    /// Returns the patches of mainline files, in their order.
     pub(super) fn hooks(&self) -> Result<Vec<PathBuf>> {
         let files = files_below(&self.patches)?.into_iter().map(|(file, _)| self.patches.join(file));
         let mut hooks: Vec<PathBuf> =
@@ -102,7 +102,7 @@ impl<'a> CheckTree<'a> {
         Ok(())
     }
 
-    /// Makes a copy of Debian's source with our files and hooks.
+    /// Makes a copy of Debian's source with the files of `guest/src` and the hooks.
     pub(super) fn patch_all(&mut self) -> Result<()> {
         self.fresh()?;
         let source = self.tools.checkout.join("guest/src");
@@ -155,7 +155,7 @@ impl<'a> CheckTree<'a> {
     pub(super) fn build_only(&self, mode: Mode, arguments: &[&str], objects: &[String]) -> Result<()> {
         let mut make = self.make(mode);
         make.arg(jobs()).args(arguments).args(objects);
-        self.tools.run_quietly(&mut make, &self.log(mode)).context("the kernel does not build")
+        self.tools.run_quietly(&mut make, &self.log(mode)).context("cannot build the kernel")
     }
 
     /// Returns the last build's warnings and errors about touched files.

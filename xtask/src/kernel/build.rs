@@ -153,7 +153,7 @@ impl Tools<'_> {
     }
 }
 
-/// True if a configuration line sets one of our options that drivers/iommu/Kconfig, given as `options`, does not define.
+/// True if a configuration line sets an option of the guest patch that is missing in `options`, the text of drivers/iommu/Kconfig.
 fn is_of_a_later_part(line: &str, options: &str) -> bool {
     let name = line.strip_prefix("CONFIG_").and_then(|line| line.split_once('=')).map(|(name, _)| name);
     name.is_some_and(|name| {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Patched source tree. Unchanged files keep their time stamps, so that a build compiles only what a change affects.
+//! Patched source tree: Debian's source with our files, which are the files of `guest/src` and the mainline files that the patches change.
+//! Unchanged files keep their time stamps, so that a build compiles only what a change affects.
 
 use std::collections::BTreeSet;
 use std::fs;

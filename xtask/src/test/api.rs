@@ -129,7 +129,7 @@ struct Check {
 /// Forwards TCP connections to `socket` as long as this process lives, because schemathesis supports only TCP. Returns the port.
 fn forward(socket: &Path) -> Result<u16> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot listen for TCP connections")?;
-    let port = listener.local_addr().context("cannot get the port")?.port();
+    let port = listener.local_addr().context("cannot get the port of the TCP listener")?.port();
     let socket = socket.to_path_buf();
     thread::spawn(move || {
         for client in listener.incoming().flatten() {

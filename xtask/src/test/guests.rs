@@ -36,7 +36,7 @@ impl Tools<'_> {
         self.need_packages("checking images of disks, and making disks that fail", &["qemu-utils", "dmsetup"])?;
         self.need_packages("running the package's unit", &["systemd"])?;
         let targets = ["--bin", "carom-remote", "--test", "guest", "--test", "vfio_hardware", "--test", HOSTILE_GUEST];
-        // Build both at the same time: one can link while the other compiles.
+        // Build carom and the tests at the same time: one can link while the other compiles.
         let (carom, tests) = thread::scope(|scope| {
             let carom = scope.spawn(|| self.carom());
             let tests = self.guest_tests("integration", &targets, out, options.filter.as_deref());
@@ -65,7 +65,7 @@ impl Tools<'_> {
         Ok(tests)
     }
 
-    /// Builds what the tests of the distribution need, if they run. Building takes minutes.
+    /// Builds what the tests of the distribution need, if these tests run. Building takes minutes.
     fn distribution_for(&self, options: &Options) -> Result<Variables> {
         if !named(options, "distribution") {
             return Ok(Vec::new());
@@ -82,12 +82,12 @@ impl Tools<'_> {
         ])
     }
 
-    /// Builds what the tests of time in interrupts need, if they run.
+    /// Builds the kernels for the tests that measure time in interrupts, if these tests run.
     fn traced_guests_for(&self, options: &Options) -> Result<Variables> {
         if named(options, "interrupts") { self.traced_guests() } else { Ok(Vec::new()) }
     }
 
-    /// Builds what the tests of firmware need, if they run.
+    /// Builds what the tests of firmware need, if these tests run.
     fn firmware_for(&self, options: &Options) -> Result<Variables> {
         if !named(options, "firmware") {
             return Ok(Vec::new());

@@ -95,7 +95,7 @@ impl Tools<'_> {
     /// Builds the standard library for a tool, with sources from crates.io. Returns true on success.
     fn set_up(&self, nightly: &Nightly, tool: &[&str], options: &[&str]) -> Result<bool> {
         self.progress.show(&format!("building a standard library for {} (once, some minutes)", tool[1]));
-        let dir = tempfile::tempdir().context("cannot create a directory for a log")?;
+        let dir = tempfile::tempdir().context("cannot create a temporary directory for a log")?;
         let mut command = self.nightly_command(nightly, tool)?;
         let done = self.run_quietly(command.arg("setup").args(options), &dir.path().join("log")).is_ok();
         self.go_on()?;
