@@ -44,7 +44,7 @@ int main(int argc, char **argv)
 	initrd = open(argv[2], O_RDONLY);
 	if (initrd < 0)
 		return fail(argv[2]);
-	/* The length includes the zero at the end. */
+	/* The length includes the terminating zero. */
 	if (syscall(SYS_kexec_file_load, kernel, initrd, strlen(argv[3]) + 1, argv[3], flags))
 		return fail("kexec_file_load");
 	return 0;

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
  * lent-check FILE DEVICE: checks memory that the IOMMU layer lends for a drive, in cases that fio
- * does not cover. Maps FILE (/dev/iommu_bounce/ADDRESS), and does direct I/O of DEVICE with it,
- * also across chunks and together with the program's own memory. Overwrites 4 MiB at the start of
- * DEVICE. Prints a line for each case. The exit status is 0 if all cases are right.
+ * does not cover. Maps FILE (/dev/iommu_bounce/ADDRESS), and does direct I/O of DEVICE with the
+ * mapped memory, also across chunks and together with the program's own memory. Overwrites 4 MiB at
+ * the start of DEVICE. Prints a line for each case. The exit status is 0 if all cases are right.
  *
  * lent-check FILE: maps FILE and accesses it until the kernel takes the memory away. The exit
- * status is 0 at SIGBUS.
+ * status is 0 if an access then raises SIGBUS.
  *
- * lent-check FILE -: opens FILE, waits for a line of input, and maps FILE. Before the caller sends the line, it
- * must give the device another pool. Prints a line. The exit status is 0 if the mapping is refused.
+ * lent-check FILE -: opens FILE, waits for a line of input, and maps FILE. Before the caller sends
+ * the line, the caller must give the device another pool. Prints a line. The exit status is 0 if
+ * the mapping is refused.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -4,9 +4,9 @@
  * of FILE. FILE is on a file system that is mounted with -o dax. Prints a line for each case. The
  * exit status is 0 if all bytes are right.
  *
- * memory-check bar GROUP ADDRESS: maps the first page of BAR 0 of a PCI device for its own DMA,
- * unmaps it, and maps it again. The device is in the IOMMU group GROUP and bound to vfio-pci. The
- * exit status is 0 on success.
+ * memory-check bar GROUP ADDRESS: maps the first page of BAR 0 of a PCI device for DMA of the same
+ * device, unmaps the page, and maps it again. The device is in the IOMMU group GROUP and bound to
+ * vfio-pci. The exit status is 0 on success.
  */
 #define _GNU_SOURCE
 #include <errno.h>

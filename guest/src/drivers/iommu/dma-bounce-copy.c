@@ -198,7 +198,7 @@ void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
 	dma_bounce_count(pool, DMA_BOUNCE_SYNCS, 1);
 	if (READ_ONCE(slot->chunk->state) == DMA_BOUNCE_DEAD)
 		return;
-	/* Bytes that the device did not write are older data, because the buffer was not copied. */
+	/* Bytes that the device did not write are older data: map did not copy the buffer. */
 	if (!for_device && copy && WARN_ON_ONCE(slot->no_copy_in))
 		copy = false;
 	if (copy)

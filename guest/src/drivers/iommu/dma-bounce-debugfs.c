@@ -51,7 +51,7 @@ u64 dma_bounce_pool_stat(struct dma_bounce_pool *pool, enum dma_bounce_stat stat
 
 	for_each_possible_cpu(cpu)
 		sum += READ_ONCE(per_cpu_ptr(pool->stats, cpu)->count[stat]);
-	/* The sum has only the bytes of buffers for one mapping. Add the bytes that slots count. */
+	/* So far, the sum has only bytes of buffers for one mapping. Add bytes of slots. */
 	if (pool->slots.len && (stat == DMA_BOUNCE_BYTES_IN || stat == DMA_BOUNCE_BYTES_OUT))
 		sum += dma_bounce_slots_bytes(&pool->slots, stat == DMA_BOUNCE_BYTES_IN);
 	return sum;

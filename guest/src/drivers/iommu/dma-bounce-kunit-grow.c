@@ -149,7 +149,7 @@ static void ahead_fails_test(struct kunit *test)
 	unmap_all(test, mapper);
 }
 
-/* Growing before slots run out takes no chunk from other sizes, nor the budget's last chunk. */
+/* A pool that grows early takes no chunk of another size, and not the budget's last chunk. */
 static void ahead_takes_nothing_test(struct kunit *test)
 {
 	struct mapper *mapper = new_mapper(test);

@@ -88,7 +88,7 @@ static void allocator_test(struct kunit *test)
 	}
 	extra = take(slots, DMA_BOUNCE_WRITE, 4);
 	KUNIT_EXPECT_NULL(test, extra);
-	/* A CPU hands out its last returned slot. The thread may have moved to another CPU. */
+	/* A CPU first hands out the slot returned last. The thread may have changed CPUs. */
 	dma_bounce_slots_put(slots, slot[3]);
 	dma_bounce_slots_put(slots, slot[7]);
 	extra = take(slots, DMA_BOUNCE_WRITE, 4);
@@ -191,7 +191,10 @@ static void late_miss_test(struct kunit *test)
 	t->fake->adding = NULL;
 }
 
-/* If the budget falls, idle chunks are given back at once, used chunks after their last mapping. */
+/*
+ * If the budget is lowered, idle chunks are given back at once. Used chunks are given back when
+ * their last mapping ends.
+ */
 static void budget_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -259,7 +262,7 @@ static void idle_lowered_test(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
 }
 
-/* No other chunk uses the place of a chunk that cannot be unmapped. It is given back later. */
+/* A chunk that cannot be unmapped keeps its place, and is given back later. */
 static void stuck_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -325,7 +328,7 @@ static void orphan_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->pool->orphaned, 1);
 }
 
-/* CPUs do not hand out the slots of a dead chunk that they keep. */
+/* CPUs may keep slots of a dead chunk, but do not hand these slots out. */
 static void dead_slot_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -395,7 +398,7 @@ static void single_use_test(struct kunit *test)
 	KUNIT_ASSERT_NE(test, addr, DMA_MAPPING_ERROR);
 	KUNIT_EXPECT_LE(test, addr, DMA_BIT_MASK(32));
 	KUNIT_EXPECT_EQ(test, offset_in_page(addr), 4000);
-	/* The page contains only the mapped bytes. */
+	/* The page contains the mapped bytes, and zeroes elsewhere. */
 	page = fake_device_page(t->fake, addr >> PAGE_SHIFT, IOMMU_READ);
 	KUNIT_ASSERT_NOT_NULL(test, page);
 	for (i = 0; i < 4000; i++)
@@ -472,7 +475,7 @@ static void provider_range_test(struct kunit *test)
 		KUNIT_EXPECT_LT(test, iova->pfn_hi, first);
 		__free_iova(iovad, iova);
 	}
-	/* The pool itself uses the range. */
+	/* The pool uses this range for its chunks. */
 	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
 	KUNIT_EXPECT_EQ(test, t->pool->slots.base, FAKE_WINDOW_IOVA);
 }

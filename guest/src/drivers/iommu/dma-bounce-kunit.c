@@ -366,7 +366,7 @@ static void untrusted_test(struct kunit *test)
 	t->dev->iommu->bounce.untrusted = false;
 }
 
-/* The DMA address has the low bits of the buffer's address, as the device's mask requires. */
+/* The DMA address keeps the low bits of the buffer's address that min_align_mask selects. */
 static void min_align_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -407,7 +407,7 @@ static void not_bounced_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_ATTRS),
 			ARRAY_SIZE(attrs));
 
-	/* Registers of a device are not memory that can be copied. */
+	/* Registers of a device cannot be copied like memory. */
 	addr = dma_map_resource(t->dev, 0xfe000000, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_ASSERT_FALSE(test, dma_mapping_error(t->dev, addr));
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));

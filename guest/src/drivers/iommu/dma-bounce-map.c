@@ -22,7 +22,7 @@
 
 /*
  * Returns true if a mapping must bounce: the device is untrusted, and would see other data in the
- * first and last page of the buffer.
+ * first or last page of the buffer.
  */
 static bool dma_bounce_required(struct dma_bounce_pool *pool, struct device *dev,
 				phys_addr_t phys, size_t size)

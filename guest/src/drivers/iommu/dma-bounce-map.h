@@ -29,7 +29,10 @@ bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
 bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents,
 			  enum dma_data_direction dir, bool for_device);
 
-/* Returns the address for the device, or DMA_MAPPING_ERROR if the caller must map the memory. */
+/*
+ * Returns the address for the device, or DMA_MAPPING_ERROR if the caller must map the memory
+ * itself.
+ */
 static inline dma_addr_t dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
 					     enum dma_data_direction dir, unsigned long attrs)
 {

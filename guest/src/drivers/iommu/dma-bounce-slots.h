@@ -3,7 +3,7 @@
  * Allocator of bounce slots. See the comment at the top of dma-bounce-slots.c.
  *
  * The allocator uses few kernel functions, so that it can also be built and tested under load in
- * user space. There, the build includes a header that provides these functions.
+ * user space. The build for user space includes a header that provides these functions.
  */
 #ifndef _DMA_BOUNCE_SLOTS_H
 #define _DMA_BOUNCE_SLOTS_H
@@ -139,7 +139,7 @@ struct dma_bounce_depot {
 	unsigned int		nfree;
 	bool			asks;		/* the depot asks for another chunk */
 	unsigned long		ask_at;		/* earliest time of the next request, in jiffies */
-	unsigned long		needed_at;	/* last time that it needed all its chunks */
+	unsigned long		needed_at;	/* last time that the depot needed all its chunks */
 } ____cacheline_aligned_in_smp;
 
 /**

@@ -32,7 +32,7 @@ static inline u64 dma_bounce_mask(struct device *dev)
 	return min_not_zero(dma_get_mask(dev), dev->bus_dma_limit);
 }
 
-/* Returns the pool that may serve mappings of a device in its DMA domain, or NULL. */
+/* Returns the pool of a device's DMA domain if the pool may serve the device, otherwise NULL. */
 static inline struct dma_bounce_pool *dma_bounce_pool_in(struct device *dev)
 {
 	/* A kdump kernel attaches a device only when the device first maps memory. */

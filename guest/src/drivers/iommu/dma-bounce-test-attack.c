@@ -20,7 +20,7 @@
 #include "dma-bounce-test-attack.h"
 #include "dma-bounce-test-edu.h"
 
-/* Some versions of QEMU treat a transfer of the whole buffer as a transfer beyond its end. */
+/* Some versions of QEMU treat a transfer of the whole buffer as one beyond the buffer's end. */
 #define TRANSFER	2048
 #define MAX_TARGETS	60
 
@@ -39,7 +39,7 @@ struct targets {
 
 static void add_target(struct targets *targets, struct edu *edu, dma_addr_t addr)
 {
-	/* Leave out the page of edu->seen, through which the device's buffer is fetched. */
+	/* Leave out the page of edu->seen, which receives the contents of the device's buffer. */
 	if (targets->n < MAX_TARGETS && addr >> PAGE_SHIFT != edu->seen_dma >> PAGE_SHIFT)
 		targets->addr[targets->n++] = addr;
 }

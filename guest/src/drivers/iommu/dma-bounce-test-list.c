@@ -143,7 +143,7 @@ static bool list_bounces(struct edu *edu)
 	       offset_in_page(addr) == edu->sgl->offset;
 }
 
-/* Addresses keep the low bits that the device needs. Otherwise the list does not bounce. */
+/* Addresses keep the low bits that min_align_mask selects. Otherwise the list does not bounce. */
 static int min_align_cases(struct edu *edu)
 {
 	dma_addr_t addr;
