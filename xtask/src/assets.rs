@@ -137,7 +137,7 @@ pub(crate) struct Bound(Command);
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // The script itself reports errors.
+        // The script reports its errors.
         let _ = self.0.status();
     }
 }

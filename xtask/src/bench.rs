@@ -120,7 +120,7 @@ impl Options {
             )));
         }
         if self.icount && self.measurement.wants_counted() {
-            // With both `-icount` and the counting plug-in, QEMU 10.0 crashes at its start.
+            // QEMU 10.0 crashes at its start with both `-icount` and the counting plug-in.
             let tables = COUNTED.join(", ");
             bail!(Usage(format!(
                 "--icount: cannot be combined with tables of counted instructions; name tables other than {tables}"

@@ -247,7 +247,9 @@ pub(crate) fn patches_of(checkout: &Path, series: &str) -> Result<PathBuf> {
     let patches = checkout.join("guest/patches").join(series);
     let is_name = series.chars().all(|c| c.is_ascii_digit() || c == '.');
     if !is_name || !patches.join("series").is_file() {
-        bail!(Usage(format!("--series '{series}': there is no guest/patches/{series}")));
+        bail!(Usage(format!(
+            "--series '{series}': there is no guest/patches/{series}; name a directory of guest/patches"
+        )));
     }
     Ok(patches)
 }

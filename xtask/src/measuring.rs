@@ -229,7 +229,7 @@ fn check_direct(address: &str) -> Result<()> {
         bail!(Usage(format!("--direct {address}: there is no NVMe drive at this address (see lspci -D)")));
     }
     if !geteuid().is_root() {
-        bail!(Usage("--direct: needs root".into()));
+        bail!(Usage("--direct: needs root; run the script as root".into()));
     }
     if access("/dev/kvm", Access::WRITE_OK).is_err() {
         bail!(Usage("--direct: no access to /dev/kvm; load the kvm module, or leave the option out".into()));

@@ -43,7 +43,6 @@ impl Tools<'_> {
         let package = only_file(&out, |name| name.ends_with(".deb"))?;
         self.progress.show("checking the Debian package");
         self.progress.end();
-        // lintian may report embedded libraries: Rust programs are linked statically to their crates.
         let mut lintian = Command::new("lintian");
         lintian.args(["--allow-root", "--fail-on", "error,warning", "--tag-display-limit", "0"]).arg(&package);
         self.run(&mut lintian)?;

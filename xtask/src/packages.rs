@@ -41,7 +41,7 @@ impl Tools<'_> {
         let mut update = as_root("apt-get")?;
         self.run_quietly(update.arg("update"), &log)
             .and_then(|()| self.run_quietly(&mut install()?, &log))
-            .with_context(|| format!("cannot install the packages {names}"))
+            .with_context(|| format!("cannot install the packages {names}; install them by hand"))
     }
 
     /// Returns the path of `command`. If it is not found, installs `package` first.

@@ -120,7 +120,7 @@ impl OtherVmm {
     /// Parses a template.
     ///
     /// # Errors
-    /// Fails if the text is not a template, and says what is wrong.
+    /// Fails if the text is not a template. The error says what is wrong.
     pub fn parse(text: &str) -> Result<Self> {
         let words = shlex::split(text).context("unclosed quote, or backslash at the end")?;
         let [name, program, arguments @ ..] = &words[..] else { bail!("must be NAME PROGRAM ARGUMENTS…") };

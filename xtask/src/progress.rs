@@ -19,7 +19,7 @@ pub struct Progress {
 
 #[derive(Debug, Default)]
 struct Shown {
-    /// True if the terminal's last line is a progress line, to be overwritten.
+    /// True if the terminal's last line is a progress line, which the next line overwrites.
     open: bool,
     /// Stage that was shown last, and the time at which it was shown.
     last: Option<(String, Instant)>,

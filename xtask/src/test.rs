@@ -90,7 +90,7 @@ impl Tools<'_> {
         if let Some(address) = &options.direct {
             check_pci_address(address)?;
             if !geteuid().is_root() {
-                bail!(Usage("--direct: needs root".into()));
+                bail!(Usage("--direct: needs root; run the script as root".into()));
             }
         }
         Ok(())

@@ -54,7 +54,7 @@ impl<'a> Tools<'a> {
         Ok(Self { checkout: checkout(), cache, signals, progress, output: None })
     }
 
-    /// Returns the same tools, with the output of programs in a file.
+    /// Returns the same tools, which write the output of programs to a file.
     pub(crate) fn with_output(&self, output: File) -> Self {
         let (checkout, cache) = (self.checkout.clone(), self.cache.clone());
         Self { checkout, cache, signals: self.signals, progress: self.progress, output: Some(output) }

@@ -15,7 +15,7 @@ use crate::packages::as_root;
 use crate::tools::{Tools, Usage};
 use crate::{kvm, work_dir};
 
-/// Memory of the emulated machine in addition to the guest's, in MiB.
+/// Memory of the emulated machine in MiB, in addition to the guest's memory.
 const RIG_MIB: u64 = 1536;
 
 /// Network of the guest: the tap interface and the first three numbers of its addresses.
@@ -156,7 +156,7 @@ fn welcome(direct: bool) -> String {
     let (place, end) = if direct {
         ("on this host's KVM, in some seconds", "")
     } else {
-        ("in an emulated machine, in two minutes", "; Ctrl-] three times within a second ends it at once")
+        ("in an emulated machine, in two minutes", "; Ctrl-] three times within a second ends the machine immediately")
     };
     format!("Debian boots {place}. Log in as root, without a password. `poweroff` ends the machine{end}.")
 }

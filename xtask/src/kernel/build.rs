@@ -93,7 +93,11 @@ impl Tools<'_> {
         self.run(self.make(tree, out, inputs.architecture).args(["-s", &all, "allnoconfig"]))?;
         let config = fs::read_to_string(out.join(".config")).context("cannot read the kernel's configuration")?;
         let refused = refused(&wanted, &config);
-        ensure!(refused.is_empty(), "Kconfig rejects these options: {}", refused.join(" "));
+        ensure!(
+            refused.is_empty(),
+            "Kconfig rejects these options: {}; enable their dependencies, or remove the options",
+            refused.join(" ")
+        );
         Ok(())
     }
 

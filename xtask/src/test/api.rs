@@ -38,7 +38,7 @@ impl Tools<'_> {
         let mut carom = KilledOnDrop(carom.spawn().context("cannot start carom")?);
         let start = Instant::now();
         while self.request(&socket, "GET", "vmm.ping", None).is_err() {
-            ensure!(start.elapsed() < HUNG, "carom does not answer");
+            ensure!(start.elapsed() < HUNG, "carom does not answer GET /api/v1/vmm.ping");
             self.go_on()?;
             thread::sleep(Duration::from_millis(50));
         }
@@ -57,11 +57,11 @@ impl Tools<'_> {
             if let Some(status) = carom.0.try_wait().context("cannot wait for carom")? {
                 break status;
             }
-            ensure!(start.elapsed() < HUNG, "carom does not end");
+            ensure!(start.elapsed() < HUNG, "carom does not end after vmm.shutdown");
             thread::sleep(Duration::from_millis(20));
         };
         ensure!(status.success(), "carom ended with {status}");
-        ensure!(!socket.exists(), "the socket was left behind");
+        ensure!(!socket.exists(), "carom ended without removing its API socket");
         Ok(())
     }
 

@@ -32,7 +32,7 @@ impl Tools<'_> {
             emulate.args(["-display", "none", "-monitor", "none", "-no-reboot", "-serial", "stdio"]);
             emulate.arg("-kernel").arg(image).args(["-append", CMDLINE]);
             self.run_quietly(&mut emulate, &console)
-                .with_context(|| format!("kernel {series} for arm64 did not end"))?;
+                .with_context(|| format!("kernel {series} for arm64 failed, or did not end within {TIMEOUT} s"))?;
             let said = fs::read(&console).with_context(|| format!("cannot read {}", console.display()))?;
             let cases = cases_of(&self.checkout.join("guest/src"), series)?;
             let summary = checked(&String::from_utf8_lossy(&said), &cases)

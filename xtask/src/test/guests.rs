@@ -159,7 +159,7 @@ impl Tools<'_> {
         }
         for TestProgram { name, directory, executable } in programs {
             if name == HOSTILE_GUEST {
-                // This program is not run by itself: a test with devices of the host starts it.
+                // A test with devices of the host starts this program, so it is not run as a test.
                 command.env("CAROM_HOSTILE_GUEST", executable);
                 continue;
             }
