@@ -43,8 +43,8 @@ pub const TABLES: [&str; 19] = [
 /// Tables of a quick run. Each other table takes a minute or more, so a quick run fills it only if the user names it.
 const QUICK: [&str; 5] = ["throughput", "map_time", "pinning", "vmm", COUNTS];
 
-/// Tables that are filled only with `--all-cells`, or if the user names them. They do not measure passthrough devices, or they take too
-/// long.
+/// Tables that are filled only with `--all-cells`, or if the user names the table. These tables do not measure passthrough devices, or take
+/// too long.
 const NOT_PLAIN: [&str; 6] = ["scaling", "login", "disk", "network", "sandbox", "lent"];
 
 const SYNC: &str = "sync";

@@ -27,7 +27,7 @@ pub struct GuestKernel {
     /// Kernel series. The default is 6.12.
     #[arg(long, value_name = "N")]
     pub series: Option<String>,
-    /// Build without our files and hooks.
+    /// Build without the files of `guest/src` and the hooks.
     #[arg(long)]
     pub stock: bool,
     /// Apply the patches of the series only up to the end of this part.
@@ -122,7 +122,7 @@ impl Tools<'_> {
         })
     }
 
-    /// Returns a kernel's source tree. The tree has our files and hooks unless the kernel is a stock kernel.
+    /// Returns a kernel's source tree. Unless the kernel is a stock kernel, the tree has the files of `guest/src` and the hooks.
     ///
     /// # Errors
     /// As [`Tools::guest_kernel`].

@@ -51,7 +51,7 @@ impl Step {
         !self.starts.is_empty()
     }
 
-    /// True if the mail adds files of ours, or changes files that earlier mails added.
+    /// True if the mail adds files of `guest/src`, or changes files that earlier mails added.
     pub(crate) fn changes_files(&self) -> bool {
         self.brings_files() || !self.later.is_empty()
     }
@@ -61,7 +61,7 @@ impl Step {
     }
 }
 
-/// Copies the files of `guest/src`, given as `source`, to `forms`, and reverts the later diffs of `steps`, the last mails of the
+/// Copies the files of `source`, which is `guest/src`, to `forms`. Reverts the diffs in `later` of `steps`, which are the last mails of the
 /// series. Returns the files' paths.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ use crate::archive::Archive;
 use crate::key::files_below;
 use crate::tools::Tools;
 
-/// Path of the modules' load order in an initramfs.
+/// Path of the file that lists the modules in load order, in an initramfs.
 pub(crate) const ORDER: &str = "modules/order";
 
 /// Modules of one kernel, in a directory `lib/modules/VERSION`.

@@ -96,7 +96,7 @@ impl Tools<'_> {
 
     /// Returns the emulator with its first arguments. The first of these programs that is available is used:
     /// - the program in `CAROM_L0_QEMU`, unless instructions are counted,
-    /// - the emulator with our fixes, which is always used to count instructions,
+    /// - the emulator with Carom's fixes, which is always used to count instructions,
     /// - QEMU of Debian's backports, unpacked but not installed. This QEMU uses the libraries that were installed for the system's QEMU.
     ///
     /// With QEMU 7.2, one of every few runs with two vCPUs ends early: the emulated machine hangs, or its kernel panics. With an unmodified

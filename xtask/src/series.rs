@@ -156,7 +156,7 @@ impl Repository<'_> {
         Ok(())
     }
 
-    /// Applies the series to Debian's source, by git and by quilt, and compares the results with our files.
+    /// Applies the series to Debian's source, by git and by quilt, and compares the results with `guest/src`.
     fn check(&self, out: &Path, series: &str) -> Result<()> {
         self.tools.need_packages("checking that the series applies", &["quilt"])?;
         let mails = read(&out.join("series"))?;

@@ -138,7 +138,7 @@ impl<'a> CheckTree<'a> {
         self.tools.run_quietly(&mut make, &self.log(mode)).context("cannot configure the kernel")
     }
 
-    /// Builds [`DIRECTORY`] and the touched objects. Files that no Makefile names yet are not built.
+    /// Builds [`DIRECTORY`] and the touched objects. Does not build files that no Makefile names yet.
     pub(super) fn build(&self, mode: Mode, arguments: &[&str]) -> Result<()> {
         let left_out = not_built(self.touched.iter().map(String::as_str));
         ensure!(

@@ -43,14 +43,14 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Puts every file that the patches change or our sources add into `ours`, in its final form.
+    /// Writes our files to `ours`, in their final form.
     fn our_files(&self, pristine: &Path, ours: &Path, patches: &Path) -> Result<()> {
         let series = read(&patches.join("series"))?;
         let mut names: Vec<&str> = Vec::new();
         for name in series.lines().filter_map(patch_name) {
             let text = read(&patches.join(name))?;
             let mut changed = changed_files(&text).peekable();
-            // Skip a patch file without a diff: it contains only the text of a mail that adds our own files (see `crate::mails`).
+            // Skip a patch file without a diff: it contains only the text of a mail that adds files of `guest/src` (see `crate::mails`).
             if changed.peek().is_some() {
                 names.push(name);
             }

@@ -12,7 +12,7 @@ use crate::key::files_below;
 use crate::mails::changed_files;
 use crate::tools::Tools;
 
-/// Fixed version: new checks of a new version must not fail old commits.
+/// Version of cargo-deny. The version is fixed, because new checks of a newer version must not fail old commits.
 const DENY_VERSION: &str = "0.20.2";
 
 impl Tools<'_> {
