@@ -14,7 +14,7 @@ use vfio_ioctls::VfioError;
 pub struct Holder {
     /// Address of the function, such as `0000:00:05.0`.
     pub name: String,
-    /// Name of its driver.
+    /// Name of the driver.
     pub driver: String,
 }
 
@@ -41,23 +41,23 @@ pub enum VfioPciError {
     /// The path does not exist.
     #[error("{}: {source}; give the sysfs path of a PCI function, such as /sys/bus/pci/devices/0000:00:05.0", path.display())]
     NoSuchDevice {
-        /// The path given.
+        /// Path that the user gave.
         path: PathBuf,
-        /// Error of the host.
+        /// Error from the host's kernel.
         source: io::Error,
     },
     /// The path does not name a PCI function.
     #[error("{} is not a PCI function; give the sysfs path of a PCI function, such as /sys/bus/pci/devices/0000:00:05.0", path.display())]
     NotPci {
-        /// The path given.
+        /// Path that the user gave.
         path: PathBuf,
     },
     /// No vfio-user server listens on the socket.
     #[error("{}: {source}; start the vfio-user server first, and give the socket that it listens on", path.display())]
     NoServer {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Error of the host.
+        /// Error from the host's kernel.
         source: io::Error,
     },
     /// The function is a bridge.
@@ -67,10 +67,10 @@ pub enum VfioPciError {
     Bridge {
         /// Address of the function.
         name: String,
-        /// Its header type.
+        /// Header type of the function.
         header_type: u8,
     },
-    /// The function is not bound to VFIO, but to a host driver or to no driver.
+    /// The function is bound to a host driver other than vfio-pci, or to no driver.
     #[error(
         "{name} is {}, not to vfio-pci; bind it to vfio-pci: write vfio-pci to /sys/bus/pci/devices/{name}/driver_override, \
          {name} to /sys/bus/pci/devices/{name}/driver/unbind if it has a driver, and {name} to /sys/bus/pci/drivers_probe",
@@ -79,7 +79,7 @@ pub enum VfioPciError {
     NotBound {
         /// Address of the function.
         name: String,
-        /// The driver that holds it, if any.
+        /// Driver that holds the function, if any.
         driver: Option<String>,
     },
     /// The function is in no IOMMU group.
@@ -99,7 +99,7 @@ pub enum VfioPciError {
     OnlyIntx {
         /// Address of the function.
         name: String,
-        /// Error of the host.
+        /// Error from the host's kernel.
         source: io::Error,
     },
     /// Host drivers hold other functions of the IOMMU group.
@@ -110,7 +110,7 @@ pub enum VfioPciError {
     NotViable {
         /// Address of the function.
         name: String,
-        /// Its IOMMU group.
+        /// Number of the function's IOMMU group.
         group: u32,
         /// Other functions of the group that host drivers hold.
         others: Vec<Holder>,
@@ -123,7 +123,7 @@ pub enum VfioPciError {
     Busy {
         /// Address of the function.
         name: String,
-        /// Its IOMMU group.
+        /// Number of the function's IOMMU group.
         group: u32,
     },
     /// The function is already a device of this VM, under another path.
@@ -135,15 +135,15 @@ pub enum VfioPciError {
     /// A VFIO device file is missing.
     #[error("{}: no such file: load VFIO on the host (modprobe -a vfio-pci vfio_iommu_type1)", path.display())]
     NoVfio {
-        /// The device file.
+        /// Path of the device file.
         path: PathBuf,
     },
     /// A VFIO device file cannot be opened.
     #[error("{}: {source}; run as root, or give your user read and write access to this file", path.display())]
     NoAccess {
-        /// The device file.
+        /// Path of the device file.
         path: PathBuf,
-        /// Error of the host.
+        /// Error from the host's kernel.
         source: io::Error,
     },
     /// The host's VFIO lacks the type 1 IOMMU back end.
@@ -172,7 +172,7 @@ pub enum VfioPciError {
     NotOurs {
         /// Address of the function.
         name: String,
-        /// Its IOMMU group.
+        /// Number of the function's IOMMU group.
         group: u32,
     },
     /// The device or VFIO reports an impossible value.
@@ -188,7 +188,7 @@ pub enum VfioPciError {
     Host {
         /// Operation that failed, and its object.
         what: String,
-        /// Error of the host.
+        /// Error from the host's kernel.
         source: io::Error,
     },
     /// A request to VFIO failed.
@@ -196,7 +196,7 @@ pub enum VfioPciError {
     Vfio {
         /// Operation that failed, and its object.
         what: String,
-        /// Error of the `vfio-ioctls` crate.
+        /// Error from the `vfio-ioctls` crate.
         source: VfioError,
     },
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! VFIO requests that `vfio-ioctls` lacks, or makes differently from what Carom needs.
+//! VFIO requests that `vfio-ioctls` does not offer in the form that Carom needs.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -118,7 +118,7 @@ pub(in crate::vfio) fn reset(device: &impl AsRawFd) -> io::Result<()> {
     outcome(unsafe { ioctl(device, VFIO_DEVICE_RESET()) })
 }
 
-/// Use of the eventfds of an interrupt.
+/// Purpose of the eventfds that are set for an interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::vfio) enum IrqAction {
     /// The kernel writes the eventfds when the device interrupts. Without eventfds, the interrupts are disabled.
@@ -130,8 +130,8 @@ pub(in crate::vfio) enum IrqAction {
 /// Sets the eventfds of the interrupts of kind `index` (`VFIO_PCI_*_IRQ_INDEX`), starting at interrupt 0.
 ///
 /// # Errors
-/// The kernel's errors, and `ENOSPC` if the host has fewer interrupts available than `events`. In this case no interrupt
-/// is enabled.
+/// The kernel's errors, and `ENOSPC` if the host has fewer interrupts available than `events` has entries. In this case no interrupt is
+/// enabled.
 pub(in crate::vfio) fn set_irqs(
     device: &impl AsRawFd,
     index: u32,

@@ -44,7 +44,7 @@ impl Drop for BarMapping {
     }
 }
 
-/// Memory slot that makes a mapping visible to the guest. Dropping it removes the slot.
+/// Memory slot that makes a mapping visible to the guest. Dropping this value removes the slot.
 pub(crate) struct BarSlot {
     slots: Arc<dyn MemorySlots>,
     slot: Option<u32>,
@@ -54,7 +54,7 @@ pub(crate) struct BarSlot {
 impl BarSlot {
     /// Makes `mapping` visible to the guest at `gpa`.
     pub(crate) fn new(slots: &Arc<dyn MemorySlots>, mapping: &Arc<BarMapping>, gpa: u64) -> io::Result<Self> {
-        // SAFETY: The range stays mapped until `mapping` is dropped. `BarMapping` gives no access to its bytes.
+        // SAFETY: The range stays mapped until `mapping` is dropped. `BarMapping` gives no access to the bytes of the range.
         let range =
             unsafe { DeviceRange::new(mapping.range, mapping.read_only, DeviceContent::Registers, mapping.clone()) };
         // SAFETY: The reference kept below keeps the range mapped until the slot is removed.
@@ -62,7 +62,7 @@ impl BarSlot {
         Ok(Self { slots: slots.clone(), slot: Some(slot), mapping: Some(mapping.clone()) })
     }
 
-    /// Blocks DMA of other devices to the area until the guest maps the area for them again.
+    /// Blocks DMA of other devices to the area. Another device gets access again when the guest maps the area for this device.
     pub(crate) fn withhold(&self) -> io::Result<()> {
         self.slot.map_or(Ok(()), |slot| self.slots.withhold(slot))
     }
@@ -81,7 +81,7 @@ impl Drop for BarSlot {
     fn drop(&mut self) {
         if let Err(error) = self.hide() {
             error!(
-                "VFIO: cannot remove the memory slot of part of a BAR, which stays mapped until this process ends: {error}"
+                "VFIO: cannot remove the memory slot of part of a BAR, so this part stays mapped until this process ends: {error}"
             );
             // The guest may still see the mapping, so it must never be unmapped.
             std::mem::forget(self.mapping.take());

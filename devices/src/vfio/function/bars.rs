@@ -36,12 +36,12 @@ impl VisibleAreas {
     }
 }
 
-/// One BAR.
+/// BAR of a passed-through function.
 pub(crate) struct HostBar {
     bar: Bar,
-    // Dropped before the mappings, because the slots refer to them.
+    // This field is dropped before `mapped`, because the memory slots refer to the mappings.
     visible: Mutex<VisibleAreas>,
-    /// Areas that the guest accesses without an exit, by offset.
+    /// Areas that the guest accesses without an exit, each with its offset in the BAR.
     mapped: Vec<(u64, Arc<BarMapping>)>,
 }
 
@@ -65,7 +65,7 @@ impl HostBar {
                     Ok(mapping) => mapped.push((area.start, Arc::new(mapping))),
                     Err(error) => {
                         warn!(
-                            "{name}: cannot map BAR {} at {:#x}, so each guest access to it exits: {error}",
+                            "{name}: cannot map BAR {} at offset {:#x}, so each guest access to this part exits to the VMM: {error}",
                             bar.index, area.start
                         );
                     }
@@ -101,7 +101,7 @@ impl HostBar {
         Ok(())
     }
 
-    /// Blocks DMA of other devices to the areas, because the device is about to stop decoding them.
+    /// Blocks DMA of other devices to the areas, because the guest is about to turn their decoding off.
     pub(crate) fn withhold(&self) -> io::Result<()> {
         first_error(lock(&self.visible).slots.iter().map(BarSlot::withhold))
     }

@@ -5,12 +5,12 @@
 use super::host_function::ConfigAccess;
 use crate::pci::regs;
 
-/// Capability found in the device.
+/// Capability of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FoundCapability {
-    /// Capability ID; 8 bits in the standard list.
+    /// Capability ID. Standard capabilities have an 8-bit ID.
     pub(crate) id: u16,
-    /// Version; 0 in the standard list.
+    /// Version. It is 0 for a standard capability, which has no version.
     pub(crate) version: u8,
     /// Offset in configuration space, a multiple of 4.
     pub(crate) offset: u16,
@@ -22,13 +22,13 @@ fn dword(config: &dyn ConfigAccess, offset: u16) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// True if a list continues at `offset`: the offset is in `space`, and `list` does not contain it yet.
+/// True if `offset` is in `space`, and no capability in `list` has this offset.
 fn goes_on(list: &[FoundCapability], offset: u16, space: std::ops::Range<u16>) -> bool {
     space.contains(&offset) && !list.iter().any(|found| found.offset == offset)
 }
 
-/// Returns the standard capabilities in list order (PCI Local Bus 3.0, section 6.7). The result ends where the list leaves its part of
-/// configuration space, or forms a loop.
+/// Returns the standard capabilities in list order (PCI Local Bus 3.0, section 6.7). The result ends at a link that leaves the first 256
+/// bytes of configuration space, or that points to the header or to an earlier capability.
 pub(crate) fn standard(config: &dyn ConfigAccess) -> Vec<FoundCapability> {
     let mut list = Vec::new();
     let status = dword(config, regs::COMMAND).to_le_bytes();
@@ -47,7 +47,7 @@ pub(crate) fn standard(config: &dyn ConfigAccess) -> Vec<FoundCapability> {
     list
 }
 
-/// Returns the extended capabilities in list order (PCI Express Base, section 7.6.3), with the same checks as [`standard`].
+/// Returns the extended capabilities in list order (PCI Express Base, section 7.6.3), with the same checks of links as [`standard`].
 pub(crate) fn extended(config: &dyn ConfigAccess) -> Vec<FoundCapability> {
     let mut list = Vec::new();
     if config.config_size() < u64::from(regs::CONFIG_SIZE) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guest's view of a device's configuration space. Some bits are emulated, and all other bits are those of the device.
+//! Guest's view of a device's configuration space. Some bits are emulated. The guest reads and writes all other bits in the device.
 
 use super::host_function::ConfigAccess;
 use crate::pci::{Bar, ConfigSpace, Identity, regs};
@@ -10,16 +10,16 @@ const SIZE: usize = regs::CONFIG_SIZE as usize;
 /// Emulated bits of configuration space, and their values.
 #[derive(Clone, Debug)]
 pub(crate) struct ConfigView {
-    /// Values that the guest reads in emulated bits, and the emulated bits that it may write.
+    /// Values of the emulated bits as the guest reads them, and a mask of the emulated bits that the guest may write.
     space: ConfigSpace,
     emulated: Vec<u8>,
-    /// Values of the emulated bits in writes to the device. Carom writes whole bytes to the device. If a byte has both kinds of bits, the
-    /// device gets these values instead of the guest's emulated bits.
+    /// Values that the device gets in emulated bits. Carom writes whole bytes to the device, and a byte may contain emulated bits and
+    /// device bits. In the emulated bits of such a byte, the device gets these values instead of the guest's values.
     host: Vec<u8>,
 }
 
 impl ConfigView {
-    /// Creates a view that emulates only the BARs and the command bits that enable their decoding.
+    /// Creates a view that emulates only the BARs and the bits of the command register that enable decoding of the BARs.
     pub(crate) fn new(bars: &[Bar]) -> Self {
         let nobody = Identity { vendor: 0, device: 0, subsystem_vendor: 0, subsystem: 0, class: 0, revision: 0 };
         let mut view = Self { space: ConfigSpace::new(nobody), emulated: vec![0; SIZE], host: vec![0; SIZE] };
@@ -50,12 +50,13 @@ impl ConfigView {
         self.mark(offset, mask);
     }
 
-    /// Emulates whole bytes that the guest cannot write.
+    /// Emulates the bytes from `offset` on. The guest reads `value`, and cannot change these bytes.
     pub(crate) fn fix(&mut self, offset: u16, value: &[u8]) {
         self.emulate(offset, &vec![0xff; value.len()], value, &[]);
     }
 
-    /// Sets the value that is written to the device in the emulated bits of a byte that also has device bits.
+    /// Sets the values that the device gets in the emulated bits of the bytes from `offset` on. They matter only in bytes that also have
+    /// device bits.
     pub(crate) fn pin(&mut self, offset: u16, value: &[u8]) {
         for (byte, value) in self.host.iter_mut().skip(offset.into()).zip(value) {
             *byte = *value;
@@ -83,8 +84,8 @@ impl ConfigView {
         }
     }
 
-    /// Serves a write by the guest. Emulated bits change in this view. All other bits change in the device. Consecutive bytes go to the
-    /// device in one access, up to a byte that is wholly emulated.
+    /// Serves a write by the guest. Emulated bits change in this view. All other bits change in the device. Carom writes consecutive bytes
+    /// to the device in one access. A byte whose bits are all emulated is not written, and splits the access.
     pub(crate) fn write(&mut self, config: &dyn ConfigAccess, offset: u16, data: &[u8]) {
         let start = usize::from(offset);
         let (Some(masks), Some(host)) =
@@ -115,7 +116,7 @@ impl ConfigView {
         self.space.dword(offset)
     }
 
-    /// Sets BAR `index`, as firmware would.
+    /// Sets the address of BAR `index`, as firmware would do.
     pub(crate) fn assign_bar(&mut self, index: u8, address: u64) {
         self.space.assign_bar(index, address);
     }

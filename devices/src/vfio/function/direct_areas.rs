@@ -6,12 +6,12 @@ use std::ops::Range;
 
 /// Page size in bytes. Memory slots consist of whole pages.
 pub(crate) const PAGE: u64 = 4096;
-/// Maximum number of areas of one BAR. Each area needs one of the VM's few memory slots. Accesses to the rest of the BAR exit to the VMM.
+/// Maximum number of areas of one BAR that the guest accesses without an exit. Each area needs one of the VM's few memory slots.
 const MOST_AREAS: usize = 16;
 
-/// Returns the whole pages of a BAR of `size` bytes that lie in the `mappable` areas and contain no byte of the
-/// `trapped` ranges. A mappable area is an offset and a size, as the host reports it. The result is sorted, and its
-/// areas do not touch.
+/// Returns the areas of a BAR that the guest may access without an exit. The BAR has `size` bytes. The areas consist of whole pages that
+/// lie in the `mappable` areas and contain no byte of the `trapped` ranges. A mappable area is an offset and a size, as the host reports
+/// it. The result is sorted, and its areas do not touch.
 pub(crate) fn direct_areas(size: u64, mappable: &[(u64, u64)], trapped: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut areas: Vec<Range<u64>> = mappable
         .iter()

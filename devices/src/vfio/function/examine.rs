@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Examines a device's configuration space, and decides what the guest sees of it.
+//! Examines a device's configuration space, and decides what the guest sees of this space.
 //!
 //! Carom emulates these parts:
-//! - The BARs, the links of both capability lists, MSI and MSI-X.
+//! - The BARs, MSI, MSI-X, and the links of the standard and the extended capability list.
 //! - The interrupt pin. The guest's function is alone in its slot, so its pin is INTA#, or none if INTx cannot be forwarded.
-//! - The power state. The device stays in D0, because accesses to guest-visible memory would fault in any other state.
+//! - The power state. The device stays in D0, because guest accesses to a mapped BAR would fault in any other state.
 //! - The expansion ROM, which is absent.
 //!
 //! All other registers are the device's own. VFIO checks the guest's accesses to these registers.
@@ -20,9 +20,8 @@ use super::host_function::{HostFunction, IrqKind};
 use crate::pci::{Bar, BarKind, ENTRY_SIZE, regs};
 use crate::vfio::error::VfioPciError;
 
-/// Extended capabilities that are hidden, because the guest could use them to change what the host has configured. They
-/// are address translation services, SR-IOV, page requests, PASID, and resizable BARs (of a function and of its virtual
-/// functions).
+/// Extended capabilities that are hidden, because the guest could use them to change what the host has configured. The list contains
+/// address translation services, SR-IOV, page requests, resizable BARs, PASID, and resizable BARs of virtual functions, in this order.
 const HIDDEN_EXTENDED: [u16; 6] = [0x0f, 0x10, 0x13, 0x15, 0x1b, 0x24];
 /// Enhanced allocation, a standard capability that is hidden because it contains fixed addresses of the host.
 const CAP_ENHANCED_ALLOCATION: u16 = 0x14;
@@ -31,7 +30,7 @@ const INTA: u8 = 1;
 /// Multifunction bit of the header type.
 const MULTIFUNCTION: u8 = 0x80;
 
-/// Message signalled interrupts (PCI Local Bus 3.0, section 6.8.1).
+/// MSI capability (PCI Local Bus 3.0, section 6.8.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MsiCapability {
     /// Offset of the capability.
@@ -49,7 +48,7 @@ impl MsiCapability {
     pub(crate) fn data(self) -> u16 {
         self.offset + if self.wide { 12 } else { 8 }
     }
-    /// Returns the offset of the 32 mask bits.
+    /// Returns the offset of the 32 mask bits, or `None` if vectors cannot be masked.
     pub(crate) fn mask(self) -> Option<u16> {
         self.maskable.then_some(self.offset + if self.wide { 16 } else { 12 })
     }
@@ -62,22 +61,22 @@ impl MsiCapability {
 /// A range of bytes in a BAR.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BarRange {
-    /// The BAR.
+    /// Index of the BAR.
     pub(crate) bar: u8,
-    /// The bytes.
+    /// Offsets of the bytes in the BAR.
     pub(crate) range: Range<u64>,
 }
 
-/// MSI-X (PCI Local Bus 3.0, section 6.8.2).
+/// MSI-X capability (PCI Local Bus 3.0, section 6.8.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MsixCapability {
     /// Offset of the capability.
     pub(crate) offset: u16,
     /// Number of vectors, 1 to 2048.
     pub(crate) vectors: u16,
-    /// The table.
+    /// Place of the MSI-X table.
     pub(crate) table: BarRange,
-    /// The pending-bit array.
+    /// Place of the pending-bit array.
     pub(crate) pending: BarRange,
 }
 
@@ -91,8 +90,8 @@ pub(crate) struct FunctionLayout {
     pub(crate) intx: bool,
 }
 
-/// Examines `host`. `name` is the function's name in messages. `line` is the number of the guest's interrupt line for INTx, or `None` if
-/// the VM has no such line.
+/// Examines the configuration space of `host`. `name` is the function's name in messages. `line` is the number of the guest's interrupt
+/// line for INTx, or `None` if the VM has no such line.
 pub(crate) fn examine(name: &str, host: &dyn HostFunction, line: Option<u8>) -> Result<FunctionLayout, VfioPciError> {
     let size = host.config_size();
     if size < u64::from(regs::EXTENDED) {
@@ -136,7 +135,7 @@ fn dword(host: &dyn HostFunction, offset: u16) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Returns the BARs: kinds from configuration space, sizes from VFIO.
+/// Returns the BARs. Configuration space tells their kinds, and VFIO reports their sizes.
 fn bars(name: &str, host: &dyn HostFunction) -> Result<Vec<Bar>, VfioPciError> {
     let mut bars = Vec::new();
     let mut index = 0;
@@ -160,7 +159,7 @@ fn bar(index: u8, register: u32, size: u64) -> Option<Bar> {
     let prefetchable = register & 8 != 0;
     let (kind, sizes) = match register & 7 {
         flags if flags & 1 != 0 => (BarKind::Io, 4..=1 << 15),
-        // Type 1 (below 1 MiB) was dropped from the specification. It is handled like type 0.
+        // The value 2 means a BAR below 1 MiB. The specification has dropped this kind, so it is handled like 0, a 32-bit BAR.
         0 | 2 => (BarKind::Memory32 { prefetchable }, 16..=1 << 31),
         4 if index < 5 => (BarKind::Memory64 { prefetchable }, 16..=1 << 52),
         _ => return None,
@@ -188,7 +187,7 @@ fn end_of(offset: u16, list: &[FoundCapability], limit: u16) -> u16 {
     list.iter().map(|found| found.offset).filter(|other| *other > offset).min().unwrap_or(limit)
 }
 
-/// Links the standard capabilities that the guest may see into one list.
+/// Links all guest-visible standard capabilities to one list.
 fn link_standard(name: &str, layout: &mut FunctionLayout, host: &dyn HostFunction) {
     let list = capabilities::standard(host);
     let mut seen = Vec::new();
@@ -223,7 +222,7 @@ fn link_standard(name: &str, layout: &mut FunctionLayout, host: &dyn HostFunctio
 }
 
 /// Emulates the power state. The guest may write the power state, but the device stays in D0. The capability reports that the device keeps
-/// its state (No_Soft_Reset).
+/// its registers when the guest leaves the state D3hot (No_Soft_Reset).
 fn emulate_power(layout: &mut FunctionLayout, offset: u16, end: u16) -> Result<(), String> {
     const STATE: u8 = 3;
     const NO_SOFT_RESET: u8 = 8;
@@ -260,7 +259,7 @@ fn emulate_msi(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u16
     // Bits 1 and 0 of the address are read-only.
     writable[2] = 0xfc;
     if let Some(mask) = msi.mask() {
-        // Read-only: the pending bits, and the bytes between the data and the mask bits.
+        // The pending bits, and the bytes between the data and the mask bits, are read-only.
         writable[usize::from(msi.data() + 2 - offset - 2)..usize::from(mask - offset - 2)].fill(0);
         writable[usize::from(mask + 4 - offset - 2)..].fill(0);
     }
@@ -303,7 +302,7 @@ fn emulate_msix(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u1
     Ok(())
 }
 
-/// Links the extended capabilities that the guest may see into one list.
+/// Links all guest-visible extended capabilities to one list.
 fn link_extended(layout: &mut FunctionLayout, host: &dyn HostFunction) {
     let view = &mut layout.view;
     if host.config_size() < u64::from(regs::CONFIG_SIZE) {

@@ -16,14 +16,14 @@ use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVecto
 use crate::vfio::space::Attachable;
 use crate::vfio::space::DmaSpace;
 
-/// Operation on the function. Operations are recorded in order.
+/// Recorded operation on the function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Config(u16, Vec<u8>),
     Region(u8, u64, Vec<u8>),
     Enable(IrqKind, usize),
     Disable(IrqKind),
-    /// The event that unmasks INTx is set.
+    /// A call of `unmask_intx_by`.
     Unmask,
     Reset,
 }
@@ -34,17 +34,17 @@ pub(crate) struct Inner {
     pub(crate) irqs: (u32, u32),
     /// INTx and host notices that the function supports. Each entry has an event if the interrupt or notice is enabled.
     pub(crate) notices: Mutex<Vec<(IrqKind, Option<EventFd>)>>,
-    /// Notices whose events the host rejects.
+    /// Kinds of interrupts and notices whose events the host rejects.
     pub(crate) refused: Mutex<Vec<IrqKind>>,
     /// True if the function rejects the event that unmasks INTx.
     pub(crate) keeps_intx_masked: AtomicBool,
-    /// True if the function fails when interrupts are disabled.
+    /// True if each request to disable interrupts fails.
     pub(crate) is_gone: AtomicBool,
     /// Number of vectors that the host can still allocate.
     pub(crate) vectors_left: AtomicUsize,
     pub(crate) events: Mutex<Vec<Event>>,
     pub(crate) resets: bool,
-    /// True if the host holds the function, so that it cannot be reset now.
+    /// True if the host holds the function, so that a reset fails.
     pub(crate) held: AtomicBool,
     file: File,
 }
@@ -54,8 +54,8 @@ pub(crate) struct Inner {
 pub(crate) struct FakeFunction(pub(crate) Arc<Inner>);
 
 impl FakeFunction {
-    /// Creates an endpoint with `config` bytes of configuration space, the BARs `bars` (index, low bits of the
-    /// register, size; all mappable) and `irqs` MSI and MSI-X vectors.
+    /// Creates an endpoint with `config` bytes of configuration space. `bars` lists the index, the low bits of the register, and the size
+    /// of each BAR. All BARs are mappable. `irqs` is the number of MSI vectors, and the number of MSI-X vectors.
     pub(crate) fn new(config: usize, bars: &[(u8, u32, u64)], irqs: (u32, u32)) -> Self {
         let mut bytes = vec![0; config];
         bytes[..4].copy_from_slice(&0x0010_1b36u32.to_le_bytes());
@@ -85,7 +85,7 @@ impl FakeFunction {
         Self(Arc::new(inner))
     }
 
-    /// Makes the function support this notice.
+    /// Makes the function support interrupts or notices of this kind.
     pub(crate) fn offer(&self, kind: IrqKind) {
         self.0.notices.lock().unwrap().push((kind, None));
     }
@@ -101,7 +101,7 @@ impl FakeFunction {
         self.0.config.lock().unwrap()[usize::from(offset)..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Sets the status bit and the head of the capability list.
+    /// Sets the status bit that announces a capability list, and the offset of the first capability.
     pub(crate) fn list(&self, head: u8) {
         self.set(regs::STATUS, &regs::STATUS_CAPABILITIES.to_le_bytes());
         self.set(regs::CAPABILITIES, &[head]);
@@ -111,7 +111,7 @@ impl FakeFunction {
         self.0.config.lock().unwrap()[usize::from(offset)]
     }
 
-    /// Returns the operations since the last call.
+    /// Returns the operations that were recorded since the last call of this function.
     pub(crate) fn events(&self) -> Vec<Event> {
         std::mem::take(&mut self.0.events.lock().unwrap())
     }
@@ -240,7 +240,7 @@ impl MsiAllocator for FakeAllocator {
     }
 }
 
-/// Guest interrupt line, with the number of connected devices.
+/// Fake interrupt line of the guest, which counts the connected devices.
 #[derive(Default)]
 pub(crate) struct FakeLine(pub(crate) AtomicU32);
 
@@ -269,7 +269,7 @@ impl SharedLine for FakeLine {
 /// Memory slots that record which areas the guest sees.
 #[derive(Default)]
 pub(crate) struct FakeSlots {
-    /// Slots by number: address and length while visible.
+    /// Guest-physical address and length of each slot, by slot number. `None` if the slot was removed.
     pub(crate) shown: Mutex<Vec<Option<(u64, usize)>>>,
     /// Maximum number of slots. The creation of any further slot fails.
     pub(crate) most: Mutex<Option<usize>>,

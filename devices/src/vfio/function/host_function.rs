@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Host side of a passed-through function: a trait for VFIO, vfio-user and tests.
+//! Host side of a passed-through function: traits that VFIO, vfio-user and tests implement.
 
 use std::io;
 use std::sync::Weak;
@@ -36,19 +36,19 @@ pub(crate) struct Region {
 /// Kind of interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IrqKind {
-    /// INTx. Each time INTx occurs, the host masks it ([`HostFunction::unmask_intx_by`]).
+    /// INTx. The host masks INTx at each interrupt, until the event of [`HostFunction::unmask_intx_by`] unmasks it.
     Intx,
     /// MSI.
     Msi,
     /// MSI-X.
     Msix,
-    /// Notice of the host: the device had an uncorrectable error. PCI Express only.
+    /// Notice of the host: the device had an uncorrectable error. Only PCI Express devices have this notice.
     Error,
     /// Notice of the host: the host asks this process to close the device.
     Request,
 }
 
-/// Host function.
+/// PCI function outside this process.
 pub(crate) trait HostFunction: ConfigAccess {
     /// Returns BAR `bar`, 0 to 5.
     fn region(&self, bar: u8) -> Region;
@@ -62,8 +62,8 @@ pub(crate) trait HostFunction: ConfigAccess {
     fn irq_count(&self, kind: IrqKind) -> u32;
     /// Enables interrupts of a kind. When vector n occurs, the host writes event n.
     fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()>;
-    /// Makes the host unmask INTx, which must be enabled, on each write to `event`. If the device still asserts INTx after this, INTx
-    /// occurs again.
+    /// Makes the host unmask INTx on each write to `event`. INTx must be enabled. If the device still asserts INTx when it is unmasked, the
+    /// device interrupts again.
     fn unmask_intx_by(&self, event: &EventFd) -> io::Result<()>;
     /// Disables interrupts of a kind.
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;

@@ -18,10 +18,10 @@ use crate::sandbox::{self, ThreadRole, calls};
 /// Role of the thread that waits for the host's notices about a device.
 pub const NOTICES_ROLE: ThreadRole = ThreadRole { name: "vfio-notices", calls: &[calls::WAITING] };
 
-/// Token of the event that stops the thread. The token of any other event is its index in the list.
+/// Token of the event that stops the thread. The token of any other event is its index in `sources`.
 const STOP: usize = usize::MAX;
 
-/// Thread that waits for notices. Dropping it stops the thread.
+/// Thread that waits for notices. Dropping this value stops the thread.
 pub(crate) struct HostWatch {
     stop: EventFd,
     thread: Option<JoinHandle<()>>,
@@ -64,7 +64,9 @@ impl HostWatch {
         let (id, name) = (id.to_string(), name.to_string());
         let run = move || {
             if let Err(error) = relay(&poll, &sources, |notice| listener.notify(&id, &name, notice)) {
-                error!("{name}: errors and removal requests of the host are missed from now on: {error}");
+                error!(
+                    "{name}: from now on, this process misses device errors and removal requests that the host reports: {error}"
+                );
             }
         };
         let thread = sandbox::start(NOTICES_ROLE, NOTICES_ROLE.name.into(), run)?;
@@ -74,7 +76,7 @@ impl HostWatch {
 
 impl Drop for HostWatch {
     fn drop(&mut self) {
-        // This is the first write to the event, so the counter has room for it.
+        // This is the first write to the event, so the event's counter cannot overflow.
         let stopping = self.stop.write(1).is_ok();
         if let (true, Some(thread)) = (stopping, self.thread.take()) {
             // The thread logs its failures itself.

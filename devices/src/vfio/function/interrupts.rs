@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Interrupts of a passed-through function: the guest's MSI and MSI-X registers on one side, VFIO's events on the other. INTx is
-//! enabled whenever MSI and MSI-X are both disabled.
+//! Interrupts of a passed-through function. Sets VFIO's events as the guest's MSI and MSI-X registers require. INTx is enabled whenever MSI
+//! and MSI-X are both disabled.
 //!
 //! Vectors are scarce on the host, which has about 200 vectors per CPU for all devices. A function may have 2048 vectors, but a guest uses
-//! only as many as it has vCPUs. So VFIO delivers only the MSI-X vectors up to the last vector that the guest has unmasked. The number of
-//! delivered vectors is rounded up to a power of two. When the guest unmasks a higher vector, VFIO delivers more vectors.
+//! only as many as it has vCPUs. So Carom enables MSI-X vectors in VFIO only up to the highest vector that the guest has unmasked. The
+//! number of enabled vectors is rounded up to a power of two. When the guest unmasks a higher vector, Carom enables more vectors.
 
 use std::io;
 use std::sync::Arc;
@@ -114,7 +114,7 @@ impl Interrupts {
         let all = table.vectors().clone();
         let outcome = self.switch(host, Some(ActiveIrqs { vectors, ..active }), Some(&*all));
         if outcome.is_err() {
-            // The host has no more vectors. Keep the old vectors enabled.
+            // The host has too few vectors. Enable the old vectors again.
             self.switch(host, Some(active), Some(&*all))?;
         }
         // `switch` disables all vectors before it enables more. An interrupt that the device raises meanwhile is lost. So trigger each old
@@ -138,7 +138,7 @@ impl Interrupts {
         let mut outcome = Ok(());
         for vector in 0..at.vectors {
             let live = wanted.is_some() && vector < count && masks & (1 << vector) == 0;
-            // The device sets the low bits of the data to the vector.
+            // The device replaces the low bits of the message data with the number of the vector.
             let data = (data & !u32::from(count - 1)) | u32::from(vector);
             let message = live.then_some(MsiMessage { address, data });
             outcome = outcome.and(msi.route(vector.into(), message));
@@ -178,7 +178,7 @@ impl Interrupts {
         self.intx = None;
     }
 
-    /// Makes VFIO deliver the wanted interrupts. An interrupt of a masked vector stays pending in its event.
+    /// Makes VFIO deliver the wanted interrupts. If a masked vector interrupts, the interrupt stays pending in the vector's event.
     fn switch(
         &mut self,
         host: &dyn HostFunction,

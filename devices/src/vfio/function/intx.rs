@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! INTx of a passed-through function: the guest's interrupt line on one side, VFIO's events on the other.
+//! INTx of a passed-through function. Connects VFIO's events to an interrupt line of the guest.
 //!
 //! The host's kernel handles each interrupt without this process:
 //! 1. The device asserts INTx. VFIO masks INTx and writes the event `raise`. KVM then raises the guest's line.
 //! 2. When the guest signals the end of the interrupt, KVM lowers the line and writes the event `served`. VFIO then unmasks INTx.
-//! 3. If the device still asserts INTx, it interrupts again.
+//! 3. If the device still asserts INTx, the device interrupts again.
 //!
 //! If the guest masks INTx through the command register, VFIO masks INTx on the host.
 
@@ -29,7 +29,7 @@ pub(crate) struct Intx {
 }
 
 impl Intx {
-    /// Creates INTx on this line, disabled.
+    /// Creates a disabled INTx on this line.
     pub(crate) fn new(line: Arc<dyn SharedLine>) -> io::Result<Self> {
         let event = || EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC);
         Ok(Self { line, raise: event()?, served: event()?, is_connected: false })
@@ -51,7 +51,7 @@ impl Intx {
         unmasked.inspect_err(|_| self.disconnect())
     }
 
-    /// Disables INTx. The guest's line is lowered even if the host fails.
+    /// Disables INTx. The device is disconnected from the guest's line even if the host cannot disable INTx.
     pub(crate) fn disable(&mut self, host: &dyn HostFunction) -> io::Result<()> {
         let outcome = host.disable_irqs(IrqKind::Intx);
         self.disconnect();

@@ -62,8 +62,8 @@ impl Drop for OpenDevice {
     fn drop(&mut self) {
         let device = self.device.take();
         // `vfio-ioctls` panics if the kernel does not detach the device. It also panics if the device is missing in sysfs, and the host may
-        // remove the device at any time. Resources that `vfio-ioctls` leaves open after a panic are closed with the container, or with the
-        // process.
+        // remove the device at any time. After a panic, `vfio-ioctls` may leave resources open. The kernel closes them with the container,
+        // or when this process ends.
         if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
             error!(
                 "{}: cannot close the device completely, for example because the host has removed the device",
@@ -125,12 +125,12 @@ fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
         VfioError::VfioDeviceBindIommufd(errno) => match errno.errno() {
             // Another user has opened the group (EBUSY) or the character device (EINVAL).
             libc::EBUSY | libc::EINVAL => busy(),
-            // Another owner has the group, or interrupts would not be isolated.
+            // Another process owns a device of the group, or interrupt remapping is off on the host.
             libc::EPERM if function.in_the_way().is_empty() => VfioPciError::NotOurs { name, group },
             libc::EPERM => VfioPciError::NotViable { name, group, others: function.in_the_way() },
             _ => VfioPciError::Vfio { what: format!("cannot open {name}"), source: error },
         },
-        // Sysfs showed no host driver before, so the group was bound to a host driver meanwhile.
+        // `HostFunctionPath::inspect` found no host driver in the group, so a host driver was bound to a function of the group afterwards.
         VfioError::GroupViable => VfioPciError::NotViable { name, group, others: function.in_the_way() },
         source => VfioPciError::Vfio { what: format!("cannot open {name}"), source },
     }

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use crate::vfio::error::{Holder, VfioPciError};
 
-/// Drivers that do no DMA. VFIO accepts a group with functions that they hold.
+/// Drivers that do no DMA. VFIO accepts a group in which these drivers hold functions.
 const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
 
-/// Host function that VFIO can hand out, according to sysfs.
+/// Host function that, according to sysfs, VFIO can pass through.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFunctionPath {
     path: PathBuf,
@@ -45,7 +45,7 @@ impl HostFunctionPath {
         Ok(function)
     }
 
-    /// Returns the path without symbolic links. All names of one function give the same path.
+    /// Returns the path without symbolic links. All symbolic links to one function give the same path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// Creates a sysfs with one IOMMU group. `functions` has the address and the driver of each function.
+    /// Creates a directory tree like that of sysfs, with one IOMMU group. `functions` has the address and the driver of each function.
     fn sysfs(functions: &[(&str, Option<&str>)]) -> TempDir {
         let root = tempfile::tempdir().unwrap();
         let group = root.path().join("groups/7");

@@ -71,7 +71,7 @@ fn nvme() -> FakeFunction {
     host
 }
 
-/// Creates a function with an MSI capability of 4 vectors, 64-bit address and mask bits at 0x50.
+/// Creates a function with an MSI capability at 0x50. The capability has 4 vectors, a 64-bit address and mask bits.
 fn with_msi() -> FakeFunction {
     let host = FakeFunction::new(256, &[(0, 0, 0x10_0000)], (4, 0));
     host.list(0x50);
@@ -265,7 +265,7 @@ fn msix_is_routed_by_the_guests_table_and_delivered_by_vfio() {
     assert_eq!(read(&m.device, 0x42), [64, 0]);
 }
 
-/// Masks or unmasks vector `vector`.
+/// Masks or unmasks MSI-X vector `vector`.
 fn mask_vector(m: &Machine, vector: u64, masked: bool) {
     m.device.write_bar(0, 0x2000 + vector * 16 + 12, &u32::from(masked).to_le_bytes());
 }
@@ -517,7 +517,7 @@ fn reset_waits_for_host_hold_and_fails_if_it_persists() {
     release.join().unwrap();
     assert!(m.host.events().contains(&Event::Reset));
 
-    // The host did not ask for the device, so the reset must fail.
+    // The host has not asked this process to close the device, so the reset must fail.
     m.host.0.held.store(true, Ordering::Relaxed);
     m.host.events();
     assert_eq!(m.device.reset().unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -545,8 +545,8 @@ mod hostile {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// For any configuration space of a device and any writes of a guest, the guest's capability lists have an end, and neither the
-        /// host's BARs nor their decoding change.
+        /// For any configuration space and any guest writes, the guest's capability lists must have an end. The host's BARs and their
+        /// decoding must not change.
         #[test]
         fn random_space_and_random_writes_are_survived(
             space in prop::collection::vec(any::<u8>(), 4096),

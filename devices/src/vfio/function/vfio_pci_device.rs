@@ -30,8 +30,8 @@ use crate::vfio::error::VfioPciError;
 use crate::vfio::space::Attachable;
 use crate::vfio::space::DmaSpace;
 
-/// Maximum time that a reset waits for the host, which may be resetting the device itself or recovering its link from
-/// an error.
+/// Maximum time that a reset waits for the host. The host may be resetting the device, or recovering the device's PCI Express link from an
+/// error.
 const HELD_FOR: Duration = Duration::from_secs(3);
 /// Pause between two attempts to reset the device.
 const HELD_PAUSE: Duration = Duration::from_millis(50);
@@ -73,11 +73,11 @@ pub struct VfioPciDevice {
     id: String,
     name: String,
     state: Mutex<FunctionState>,
-    /// Locked after `state` if both are locked.
+    /// A thread that locks both `state` and `table` locks `state` first.
     table: Option<Mutex<MsixTable>>,
     msix: Option<MsixCapability>,
     slots: Arc<dyn MemorySlots>,
-    /// Recent accesses, if a ring was available for them.
+    /// Ring that records recent accesses for crash reports. `None` if no ring was free.
     accesses: Option<Claim>,
     throttle: Throttle,
     watch: Mutex<Option<HostWatch>>,
@@ -90,7 +90,7 @@ pub struct VfioPciDevice {
     host: Box<dyn HostFunction>,
 }
 
-/// Target of an access to a BAR: the MSI-X table or the pending bits at this offset, or the device.
+/// Target of an access to a BAR. An offset counts from the start of the MSI-X table or of the pending bits.
 enum BarTarget {
     Table(u64),
     Pending(u64),
@@ -164,7 +164,7 @@ impl VfioPciDevice {
             Err(source) if only_intx => return Err(without_intx(source)),
             Err(source) => {
                 warn!(
-                    "{name}: the host cannot enable INTx of this device, so its driver has to use MSI or MSI-X: {source}"
+                    "{name}: the host cannot enable INTx of this device, so the guest's driver has to use MSI or MSI-X: {source}"
                 );
                 lock(&device.state).give_intx_up();
             }
@@ -394,7 +394,7 @@ impl PciDevice for VfioPciDevice {
         });
     }
 
-    /// Resets the function. The host may hold the function, so that it cannot be reset now:
+    /// Resets the function. While the host holds the function, it cannot be reset:
     ///
     /// - If the host is taking the function back, the host holds the function until this process closes the function. The reset then
     ///   returns success, because the guest loses the function anyway and the VM continues.

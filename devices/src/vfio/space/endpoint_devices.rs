@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! List of the device of each endpoint. With IOMMUFD, the engine moves endpoints to other address spaces while their devices run.
+//! List of endpoints with their devices. With IOMMUFD, the engine moves endpoints to other address spaces while their devices run.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,7 +18,7 @@ pub(crate) trait Attachable: Send + Sync {
     fn attach(&self, space: &DmaSpace) -> io::Result<()>;
 }
 
-/// Devices of the endpoints of one IOMMUFD. Clones share one list, which keeps no device open.
+/// Devices that use one IOMMUFD, by endpoint. Clones share one list, which keeps no device open.
 #[derive(Clone, Default)]
 pub(crate) struct EndpointDevices(Arc<Mutex<BTreeMap<EndpointId, Weak<dyn Attachable>>>>);
 

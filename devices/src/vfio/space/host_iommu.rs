@@ -20,7 +20,6 @@ use crate::platform::VfioFiles;
 use crate::vfio::error::{VfioPciError, file_error};
 use crate::vfio::function::VfioPciDevice;
 
-/// Host IOMMU, which creates address spaces.
 pub struct HostIommu {
     backend: Backend,
 }
@@ -70,9 +69,9 @@ impl HostIommu {
         }
     }
 
-    /// Returns the mapper of `endpoint`. `function` is the device of the endpoint, and must be the only device attached to `space`.
-    /// The mapper keeps `memory`, which owns the guest RAM and all other memory that will be mapped. With IOMMUFD, a mapper can
-    /// adopt the endpoints of the other mappers of this `HostIommu`.
+    /// Creates the mapper of `endpoint`. `function` is the device of the endpoint, and must be the only device attached to `space`. The
+    /// mapper keeps `memory`, which owns the guest RAM and all other memory that will be mapped. With IOMMUFD, a mapper can adopt the
+    /// endpoints of the other mappers of this `HostIommu`.
     pub fn mapper(
         &self,
         space: DmaSpace,

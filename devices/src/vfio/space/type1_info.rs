@@ -16,7 +16,7 @@ const PAGE_SIZES: usize = 8;
 const CAP_OFFSET: usize = 16;
 /// Minimum size of a structure with capabilities.
 const WITH_CAPS: usize = 24;
-/// Maximum length of the capability chain. A longer chain is a loop.
+/// Maximum length of the capability chain. A longer chain counts as a loop.
 const MOST_CAPABILITIES: usize = 64;
 
 fn half(bytes: &[u8], at: usize) -> Option<u16> {

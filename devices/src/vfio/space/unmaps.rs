@@ -105,7 +105,7 @@ fn is_nothing(outcome: &io::Result<u64>) -> bool {
     }
 }
 
-/// True if a range splits a mapping, as type 1 version 2 reports it.
+/// True if this is the error of type 1 version 2 for a range that splits a mapping.
 fn is_cut(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EINVAL)
 }

@@ -18,7 +18,7 @@ use crate::host_memory::missing_memory;
 use crate::throttle::Throttle;
 use crate::vfio::error::VfioPciError;
 
-/// Group of all mappers of the VM's one IOMMUFD. Each address space of the IOMMUFD can adopt each device of the IOMMUFD.
+/// Mapper group that contains all mappers of the VM's one IOMMUFD. Each address space of the IOMMUFD can adopt each device of the IOMMUFD.
 const GROUP: MapperGroup = MapperGroup(0);
 
 /// Mapper for the devices of one host address space. The mapper grants exactly the permissions that the caller asks for.
@@ -29,7 +29,7 @@ pub struct VfioMapper {
     limits: MapperLimits,
     /// Devices that can be attached to other address spaces. `None` with containers.
     devices: Option<EndpointDevices>,
-    /// Owner of the mapped memory, which must live as long as the mappings. A slice lives only during the call that maps it.
+    /// Owner of the mapped memory, which must live as long as the mappings. A slice that is passed to `map` is valid only during the call.
     _memory: Box<dyn Any + Send>,
     throttle: Throttle,
     unmaps: Unmaps,
@@ -113,8 +113,8 @@ fn limit_reached(error: &io::Error, missing_memory: impl FnOnce() -> Option<Stri
         }
         libc::EFAULT => Some(missing_memory().unwrap_or_else(|| {
             "the host's kernel cannot pin this kind of memory for devices: since Linux 6.5 it pins file pages for writing only on \
-             tmpfs or hugetlbfs, so put the file of --pmem or of a memory zone there (or use discard_writes=on); IOMMUFD also never \
-             pins registers of other devices"
+             tmpfs or hugetlbfs, so put the file of --pmem or of a memory zone on tmpfs or hugetlbfs, or set discard_writes=on for \
+             --pmem; IOMMUFD also never pins registers of other devices"
                 .to_string()
         })),
         _ => None,

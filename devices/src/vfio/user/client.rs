@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Commands of the protocol, and the server's description of its device.
+//! Sends the commands of the protocol, and reads the server's description of its device.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,8 @@ use crate::local_socket::connect_now;
 use crate::peer_timeouts::Operation;
 use crate::vfio::error::VfioPciError;
 
-/// Maximum size of an answer without data, in bytes. Some servers send the request back as their answer.
+/// Maximum size of an answer without data, in bytes. Some servers send the request back as their answer, so the limit exceeds the size of a
+/// header.
 const SHORT: usize = 256;
 /// Maximum size of an answer to VERSION, in bytes.
 const MOST_VERSION: usize = 4096;
@@ -48,21 +49,23 @@ pub(super) fn open_socket(path: &Path) -> Result<UnixStream, VfioPciError> {
 }
 
 impl Client {
-    /// Connects to the server on `socket`. `name` is the device's name in messages. `dma` serves the server's
-    /// DMA_READ and DMA_WRITE.
+    /// Creates a client on the connected `socket`, and exchanges VERSION with the server. `name` is the device's name in messages. `dma`
+    /// serves the server's DMA_READ and DMA_WRITE.
     pub(super) fn new(name: &str, socket: UnixStream, dma: Arc<dyn DmaTarget>) -> Result<Self, VfioPciError> {
         Self::with_limit(name, socket, dma, TIME_LIMIT)
     }
 
-    /// Like [`new`](Self::new), but with another time limit.
+    /// Like [`new`](Self::new), but with the time limit `limit`.
     pub(super) fn with_limit(
         name: &str,
         socket: UnixStream,
         dma: Arc<dyn DmaTarget>,
         limit: Duration,
     ) -> Result<Self, VfioPciError> {
-        let connection = Connection::new(name, socket, dma, limit)
-            .map_err(|source| VfioPciError::Host { what: format!("cannot start a thread for {name}"), source })?;
+        let connection = Connection::new(name, socket, dma, limit).map_err(|source| VfioPciError::Host {
+            what: format!("cannot start the thread that reads messages of the vfio-user server {name}"),
+            source,
+        })?;
         let answer = connection.call(Command::Version, &version::proposal(), &[], MOST_VERSION);
         let answer = answer.map_err(|error| failure(name, &connection, Command::Version, error))?;
         let abilities = version::parse(&answer).map_err(|what| nonsense(name, &what))?;
@@ -162,7 +165,7 @@ impl Client {
         self.connection.call(Command::DmaMap, &message, &descriptors, SHORT).map(drop)
     }
 
-    /// Takes memory back from the server. The range must be exactly the range of one [`map`](Self::map).
+    /// Withdraws announced memory from the server. The range must be exactly the range of one [`map`](Self::map).
     pub(super) fn unmap(&self, iova: u64, len: u64) -> Result<(), CallError> {
         self.connection.call(Command::DmaUnmap, &wire::dma_unmap(iova, len), &[], SHORT).map(drop)
     }

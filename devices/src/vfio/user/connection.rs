@@ -10,7 +10,8 @@
 //! A server is *gone* if it breaks the protocol, is silent for too long, or closes the socket. Carom then logs the reason once, and all
 //! waiting threads get an error. After this, Carom neither sends nor reads messages.
 //!
-//! Descriptors are only sent. Messages are read without a buffer for descriptors, so the kernel closes descriptors that a server sends.
+//! Carom sends file descriptors to a server, but accepts none. It reads messages without a buffer for descriptors, so the kernel closes
+//! descriptors that a server sends.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,8 +41,8 @@ pub const ROLE: ThreadRole = ThreadRole { name: "vfio-user", calls: &[calls::MES
 /// Maximum total time that a server may take for all its messages in one [`Operation`]. A vCPU may wait this long, with interrupts off in
 /// the guest.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Budget of a server: the total time that it may delay other threads before the connection ends. It is 3/2 of the connection's time limit
-/// (numerator and denominator). The budget slowly regains used time.
+/// Numerator and denominator of a server's budget, as a multiple of the connection's time limit. The budget is the total time that a server
+/// may delay other threads before the connection ends. It slowly regains used time.
 const BUDGET: (u32, u32) = (3, 2);
 /// Divisor of the connection's time limit. An answer within 1/50 of this limit is not charged to the budget, because a busy host can delay
 /// a server.
@@ -86,9 +87,9 @@ impl From<CallError> for io::Error {
 
 /// Memory that a server accesses by DMA_READ and DMA_WRITE.
 pub(super) trait DmaTarget: Send + Sync {
-    /// Fills `data` from `iova` on. Returns `false` if a part of the range may not be read.
+    /// Reads memory from `iova` on to `data`. Returns `false` if a part of the range may not be read.
     fn read(&self, iova: u64, data: &mut [u8]) -> bool;
-    /// Writes `data` from `iova` on. Returns `false` and writes nothing if a part of the range may not be written.
+    /// Writes `data` to memory from `iova` on. Returns `false` and writes nothing if a part of the range may not be written.
     fn write(&self, iova: u64, data: &[u8]) -> bool;
 }
 
@@ -258,7 +259,7 @@ fn serve(header: &Header, payload: &[u8], dma: &dyn DmaTarget) -> Vec<u8> {
     refuse(if is(Command::DmaRead) || is(Command::DmaWrite) { libc::EINVAL } else { libc::EOPNOTSUPP })
 }
 
-/// Right of a thread to send a whole message.
+/// Exclusive right of a thread to send one whole message.
 struct Turn<'c>(&'c SharedConnection);
 
 impl Drop for Turn<'_> {
@@ -276,7 +277,7 @@ struct SharedConnection {
     is_sending: Mutex<bool>,
     sent: Condvar,
     calls: Calls,
-    /// Recent messages, if a ring was available for them.
+    /// Ring that records recent messages for crash reports. `None` if no ring was free.
     messages: Option<Claim>,
     limit: Duration,
     budget: Mutex<Budget>,
@@ -333,7 +334,7 @@ impl SharedConnection {
             match sendmsg(&self.socket, &[IoSlice::new(&message[sent..])], &mut control, flags) {
                 Ok(more) => {
                     sent += more;
-                    // The descriptors were sent with the first byte.
+                    // The descriptors were sent with the first byte, so do not send them again.
                     control.clear();
                 }
                 Err(Errno::INTR) => {}
@@ -345,12 +346,12 @@ impl SharedConnection {
     }
 }
 
-/// Connection to a server. Dropping it closes the socket. After that, the server cannot access memory by messages any more.
+/// Connection to a server. Dropping this value closes the socket. After that, the server cannot access memory by messages any more.
 pub(super) struct Connection {
     shared: Arc<SharedConnection>,
     reader: Option<JoinHandle<()>>,
-    /// The reading thread also holds a reference. The reference in this field is dropped after the reading thread has ended. So the reading
-    /// thread never drops the target, which would need system calls that its role does not allow.
+    /// Target of the server's DMA. The reading thread also holds a reference to it. The reference in this field is dropped after the
+    /// reading thread has ended. So the reading thread never drops the target, which would need system calls that its role does not allow.
     _dma: Arc<dyn DmaTarget>,
 }
 

@@ -44,7 +44,7 @@ impl UserFunction {
     }
 }
 
-/// A server's device is never attached to an address space of the host.
+/// Type without values, because a server's device is never attached to an address space of the host.
 enum NeverAttached {}
 
 impl Attachable for NeverAttached {
@@ -103,7 +103,8 @@ impl HostFunction for UserFunction {
             // libvfio-user, the usual library of servers, signals INTx as an edge and cannot mask it. A
             // level-triggered line needs a source that can be masked.
             IrqKind::Intx => 0,
-            // The server sends neither notice. It can take its device away by ending the connection, and it is not trusted to stop the VM.
+            // A server sends no notices. To remove its device, a server ends the connection. A notice could stop the VM, and Carom does not
+            // trust a server with this.
             IrqKind::Error | IrqKind::Request => 0,
         }
     }
@@ -127,8 +128,7 @@ impl HostFunction for UserFunction {
         unless_gone(self.client.disable_irqs(irq_index(kind)?))
     }
 
-    /// If the server rejects the reset of the device, ends the connection. Otherwise the next guest would get the state that the device has
-    /// now.
+    /// If the server rejects the reset, ends the connection. Otherwise the guest would get the device in its old state after a reboot.
     fn reset(&self) -> io::Result<bool> {
         if !self.description.resets {
             return Ok(false);

@@ -12,7 +12,7 @@ use crate::pci::regs;
 use crate::sync::{read_lock, write_lock};
 use crate::throttle::Throttle;
 
-/// Memory that a server accesses by messages, while the device is a bus master.
+/// Memory that a server may access by messages while the device is a bus master.
 pub(super) struct Mastering {
     table: Arc<DmaTable>,
     is_on: RwLock<bool>,

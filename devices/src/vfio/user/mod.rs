@@ -118,7 +118,7 @@ impl UserServer {
         })
     }
 
-    /// Takes a region back from the server.
+    /// Withdraws a region of guest RAM from the server.
     pub fn take_back(&self, region: &RamRegion) {
         let (gpa, len) = (region.start_addr().raw_value(), region.len());
         if let Err(error) = self.client.unmap(gpa, len) {

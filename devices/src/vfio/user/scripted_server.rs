@@ -61,7 +61,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts a server with this rule. Returns it with the client's end of its socket.
+    /// Starts a server with this rule. Returns the server, and the client's end of the socket.
     pub(super) fn start(rule: Rule) -> (Self, UnixStream) {
         let (client, socket) = UnixStream::pair().unwrap();
         let (sender, answers) = channel();
@@ -81,7 +81,7 @@ impl Server {
         Self::start(Box::new(move |header, _| (header.command == command.number()).then(&instead)))
     }
 
-    /// Returns the requests since the last call.
+    /// Returns the requests that the server got since the last call of this function.
     pub(super) fn received(&self) -> Vec<Received> {
         std::mem::take(&mut self.received.lock().unwrap())
     }

@@ -53,8 +53,8 @@ fn impatient_client(server: (Server, UnixStream)) -> Option<(Server, Client)> {
     Some((server, Client::with_limit("/run/x", socket, Arc::new(Nothing), LIMIT).ok()?))
 }
 
-/// True if `test` returns `Some(true)` in one of several tries. A machine that delays a thread by [`LIMIT`] spoils a try, which
-/// then returns `false` or `None`. A real fault fails in every try.
+/// True if `test` returns `Some(true)` in one of several tries. A machine that delays a thread by [`LIMIT`] spoils a try, which then
+/// returns `false` or `None`. A real fault makes every try fail.
 fn in_some_try(mut test: impl FnMut() -> Option<bool>) -> bool {
     (0..20).any(|_| test() == Some(true))
 }

@@ -6,8 +6,9 @@
 //! without a descriptor. The server reads and writes this RAM by messages, which Carom checks. A chunk of a window has its own file, and
 //! Carom sends the file's descriptor to the server. A descriptor cannot be taken back, so no other endpoint gets the chunk afterwards.
 //!
-//! Carom also announces memory of devices without a descriptor. If the memory is a file that is mapped into the guest, the server can read
-//! and write the memory by messages. If a message accesses device registers, the server gets an error, and the guest gets a fault.
+//! Carom also announces guest-visible memory of other devices, again without a descriptor. If this memory is a file that is mapped into the
+//! guest, the server can read and write it by messages. If a message accesses device registers, the server gets an error, and the guest
+//! gets a fault.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -23,14 +24,14 @@ use crate::guest_visible::GuestVisibleMemory;
 use crate::peer_timeouts::Operation;
 use crate::windows::WindowMemory;
 
-/// Last IOVA that can be mapped: 48 bits, as in the page tables of most IOMMUs. Servers report no limit.
+/// Last IOVA that can be mapped. IOVAs have 48 bits, as in the page tables of most IOMMUs. Servers report no limit.
 const LAST_IOVA: u64 = (1 << 48) - 1;
 
 /// Mapper for the device of one server. The mapper grants exactly the permissions that the caller asks for.
 ///
 /// An UNMAP of whole mappings succeeds whatever the server answers, because Carom rejects all later accesses to the range. If a server
 /// rejects DMA_UNMAP, Carom ends the connection to this server. After the connection has ended, Carom records mappings only in the table,
-/// and does not announce them. The other devices of the domain continue.
+/// and does not announce them. The other devices of the domain continue to work.
 pub struct UserMapper {
     /// The table is the first field. So the table is cleared before the client is dropped.
     table: MapperTable,
@@ -99,8 +100,8 @@ impl DmaMapper for UserMapper {
         Ok(())
     }
 
-    /// Returns false. The server's messages go through the table, which refers to the chunk's address in this process. While the guest does
-    /// not see the chunk, other memory is mapped at this address.
+    /// Returns false. Carom serves the server's messages through the table, which refers to a chunk's address in this process. While the
+    /// guest does not see the chunk, other memory is mapped at this address.
     fn keeps_page_tables(&self) -> bool {
         false
     }

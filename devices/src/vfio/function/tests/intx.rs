@@ -157,7 +157,7 @@ fn device_with_msi_works_without_intx() {
     assert_eq!(of_interrupts, [Event::Enable(IrqKind::Msi, 1), Event::Disable(IrqKind::Msi)]);
     assert_eq!((pin_and_line(&m)[0], m.line.connected()), (0, 0));
 
-    // A device with MSI also works without INTx if the VM has no interrupt line for INTx.
+    // A device with MSI works even if the VM has no interrupt line for INTx.
     let device = assemble(&with_intx(with_msi()), None).unwrap();
     assert_eq!(read(&device, regs::INTERRUPT_PIN), [0]);
 }

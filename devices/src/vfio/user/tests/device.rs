@@ -133,7 +133,7 @@ fn impossible_devices_are_refused() {
         let error = machine(Server::start(Box::new(rule))).err().unwrap();
         assert!(!error.is_user_error(), "{error}");
     }
-    // A size beyond the maximum is reduced to the maximum.
+    // A size of configuration space beyond the maximum is reduced to the maximum.
     assert!(machine(Server::start(Box::new(region(7, u64::MAX)))).is_ok());
     let error = machine(Server::that(Command::Reset, || Instead::Refuse(1))).err().unwrap().to_string();
     assert!(error.contains("does not reset the device"), "{error}");

@@ -28,7 +28,7 @@ fn slow(command: Command, time: Duration) -> (Server, UnixStream) {
     }))
 }
 
-/// Returns the number of requests of this kind since the last call.
+/// Returns the number of requests of this kind that the server got since the last call of `received`.
 fn count(server: &Server, command: Command) -> usize {
     server.received().iter().filter(|received| received.command == command.number()).count()
 }
