@@ -8,8 +8,8 @@
 //! `discard` makes the system call.
 //!
 //! A thread that gives pages back locks the counts before it checks them, and unlocks the counts after the host has removed the pages. It
-//! gives back at most 2 MiB (or one huge page) while it holds the lock. So a thread that maps RAM for a device waits for at most one such
-//! piece. The mapping then pins the pages that the host allocates in place of the removed pages.
+//! gives back at most 2 MiB (or one huge page) while it holds the lock. So a thread that maps RAM for a device waits while at most one such
+//! piece is given back. The mapping then pins the pages that the host allocates in place of the removed pages.
 
 mod discard;
 mod pinning_mapper;
@@ -36,7 +36,7 @@ use crate::throttle::Throttle;
 pub struct Reclaimed {
     /// Bytes that the host got back.
     pub given_back: u64,
-    /// Bytes that the guest keeps, because a host device has them pinned, or because they are only part of a page of the host.
+    /// Bytes that the guest keeps, because a host device has them pinned, or because they do not fill a whole page of the host.
     pub kept_back: u64,
     /// Bytes that the guest keeps, because the host kernel rejected the system call.
     pub refused: u64,
@@ -54,8 +54,8 @@ impl std::ops::AddAssign for Reclaimed {
 struct Pinned {
     /// Number of pins that cover all RAM, including RAM that is added later.
     whole: usize,
-    /// Pins of each region that RAM has or had. The key is the region's address in this process, because this address never changes. The
-    /// guest-physical address is unsuitable as the key, because another region can get the address of a withdrawn region.
+    /// Pins of each region that is or was part of the RAM. The key is the region's address in this process, because this address never
+    /// changes. The guest-physical address is unsuitable as the key, because another region can get the address of a withdrawn region.
     regions: BTreeMap<usize, RegionPins>,
 }
 
@@ -75,7 +75,7 @@ pub struct Reclaim {
 }
 
 impl Reclaim {
-    /// Tracks the pins of `ram`, which consists of host pages of `page` bytes. No page is pinned yet.
+    /// Starts to track the pins of `ram`, which consists of host pages of `page` bytes. No page is pinned yet.
     pub fn new(ram: Arc<Ram>, page: u64) -> Self {
         Self { ram, page: page.max(PAGE), pinned: Mutex::default(), throttle: Throttle::default() }
     }
@@ -164,7 +164,7 @@ impl Reclaim {
     }
 }
 
-/// Pin of all RAM, until the value is dropped.
+/// Pin of all RAM. Dropping this value removes the pin.
 pub struct PinnedWhole(Arc<Reclaim>);
 
 impl Drop for PinnedWhole {

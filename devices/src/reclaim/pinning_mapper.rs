@@ -11,7 +11,7 @@ use vm_memory::VolatileSlice;
 
 use super::Reclaim;
 
-/// Record of all mappings by IOVA: address in this process and length.
+/// Record of all mappings. For each IOVA, it has the address in this process and the length.
 struct Ledger {
     reclaim: Arc<Reclaim>,
     mapped: BTreeMap<u64, (usize, u64)>,
@@ -33,11 +33,12 @@ impl Drop for Ledger {
     }
 }
 
-/// Wrapper of a mapper that pins memory. It reports the pins to [`Reclaim`].
+/// Wrapper around a mapper that pins memory. The wrapper reports the pins to [`Reclaim`].
 ///
-/// The wrapper makes each new mapping slower: by O(log n) with n existing mappings, and by the time for counting in [`Reclaim`].
+/// Each new mapping needs O(log n) more time than without the wrapper, with n existing mappings. In addition, [`Reclaim`] needs time to
+/// count the pins.
 pub struct PinningMapper<M> {
-    /// The mapper is the first field, so it is dropped before `ledger`. Its mappings count as pinned until it is dropped.
+    /// The mapper is the first field, so it is dropped before `ledger`. Mapped pages count as pinned until the mapper is dropped.
     mapper: M,
     ledger: Ledger,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests that a model and the code agree which pages are given back and which are kept. The model knows the mappings of each page.
+//! Compares `Reclaim` with a model that knows the mappings of each page. Both must give back the same pages.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,8 @@ use vm_memory::{Bytes, FileOffset, GuestAddress, VolatileSlice};
 use super::*;
 
 const RW: Permissions = Permissions::READ.union(Permissions::WRITE);
-/// First page and number of pages of each region. The first region has whole blocks and a rest. The second is smaller than a block.
+/// First page and number of pages of each region. The first region has three whole blocks and 7 more pages. The second region is smaller
+/// than a block.
 const REGIONS: [(u64, u64); 2] = [(0, 3 * 512 + 7), (4096, 100)];
 const MARK: u64 = 0x6d61_726b;
 
@@ -88,7 +89,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Mapper, and its mappings in the model: IOVA, first page and number of pages.
+/// Mapper, and the mappings that it has in the model. Each mapping has an IOVA, a first page and a number of pages.
 struct Side {
     mapper: PinningMapper<RecordingMapper>,
     probe: iommu_bounce::test_utils::MapperProbe,
@@ -120,7 +121,7 @@ fn run(steps: Vec<Step>, shared: bool, huge: u64) {
                 if !fail {
                     side.mapped.push((iova, first, count));
                 }
-                // Some mappings are adjacent to the next mapping.
+                // Some mappings have no gap before the next mapping.
                 iova += (count + u64::from(first.is_multiple_of(2))) * PAGE;
             }
             Step::Unmap(side, which, fail) => {
@@ -221,7 +222,7 @@ fn pins_of_a_withdrawn_region_do_not_affect_its_successor() {
     assert!(ram.withdraw(start));
     assert_eq!(reclaim.give_back(start.0, PAGE), Reclaimed::default());
 
-    // The next region at the address is longer. The first page of the withdrawn region is still pinned.
+    // The next region at this address is longer than the withdrawn region. The first page of the withdrawn region is still pinned.
     ram.add(RamRegion::from_range(start, 4 << 20, None).unwrap()).unwrap();
     let last_page = (4 << 20) / PAGE - 1;
     let mapper = mapper_of(last_page);
@@ -246,7 +247,7 @@ fn pinning_mapper_reports_the_inner_mappers_properties() {
     assert!(!wrapped(RecordingMapper::default().without_hidden_chunks()).maps_hidden_chunks());
 }
 
-/// Ends the thread that gives memory back, even if the test fails.
+/// Dropping this value ends the thread that gives memory back, even if the test fails.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! System calls of a role, by number and conditions on their arguments.
+//! System calls that a role allows, each with conditions on its arguments.
 
 use super::call_name::CallName;
 
 /// System call that a thread may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// The call with any arguments.
+    /// Call with this number and any arguments.
     Any(i64),
-    /// The call if the argument at this index has this 32-bit value.
+    /// Call with this number, if the argument at this index has this 32-bit value.
     With(i64, u8, u32),
-    /// The call if the argument at this index has none of these bits.
+    /// Call with this number, if the argument at this index has none of these bits.
     Without(i64, u8, u32),
-    /// The call if all these conditions on its arguments hold.
+    /// Call with this number, if all these conditions on its arguments hold.
     Where(i64, &'static [Argument]),
-    /// The call if its first argument is the ID of this process.
+    /// Call with this number, if its first argument is the ID of this process.
     OnItself(i64),
     /// `ioctl` with this request.
     Ioctl(u32),

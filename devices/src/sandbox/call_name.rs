@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn known_calls_have_names_and_unknown_ones_their_number() {
-        // Between the calls of Linux 5.0 and the calls of later versions is a gap of unused numbers. Numbers of x32 have bit 30 set.
+        // The number 400 is in a gap of unused numbers. Call numbers of the x32 ABI have bit 30 set.
         for (number, expected) in [
             (libc::SYS_read, "read (0)"),
             (libc::SYS_setsid, "setsid (112)"),

@@ -7,7 +7,7 @@ use super::call::Call::{self, Any, Ioctl, IoctlsOf, Where, With};
 
 /// Type of the ioctl requests of VFIO and IOMMUFD.
 const VFIO: u8 = b';';
-/// `KVM_SET_USER_MEMORY_REGION`, which adds chunks of window memory to the guest's view and removes them.
+/// `KVM_SET_USER_MEMORY_REGION`, which shows chunks of window memory to the guest and hides them.
 const SHOW_MEMORY: u32 = 0x4020_ae46;
 /// `TUNSETOFFLOAD` and `TUNSETQUEUE`.
 const TAP_OFFLOADS: u32 = 0x4004_54d0;
@@ -15,7 +15,7 @@ const TAP_QUEUES: u32 = 0x4004_54d9;
 /// `FIONBIO`.
 const NOT_BLOCKING: u32 = 0x5421;
 
-/// Accesses to files at a given offset, and changes of a file's size.
+/// Calls that read, write, flush and resize open files. Reads and writes have an explicit offset.
 pub const AT_PLACES: &[Call] = &[
     Any(libc::SYS_pread64),
     Any(libc::SYS_pwrite64),
@@ -29,13 +29,14 @@ pub const AT_PLACES: &[Call] = &[
     Any(libc::SYS_fsync),
 ];
 
-/// Submits operations to io_uring rings. No role may create or change rings, because seccomp filters do not see the rings' operations.
+/// Call that submits operations to io_uring rings. No role may create or change rings, because seccomp filters do not see the operations in
+/// a ring.
 pub const URING: &[Call] = &[Any(libc::SYS_io_uring_enter)];
 
-/// Reads and changes the scheduling policy of the calling thread only.
+/// Calls that read and change the scheduling policy of the calling thread. They cannot name another thread.
 pub const POLICY: &[Call] = &[With(libc::SYS_sched_getscheduler, 0, 0), With(libc::SYS_sched_setscheduler, 0, 0)];
 
-/// Waits for events of several files (epoll).
+/// Calls that wait for events of several files (epoll).
 pub const WAITING: &[Call] = &[
     Any(libc::SYS_epoll_create1),
     Any(libc::SYS_epoll_ctl),
@@ -54,18 +55,17 @@ pub const MESSAGES: &[Call] = &[
     Any(libc::SYS_getsockopt),
 ];
 
-/// Flags that are combined with the type of a socket.
+/// Flags that a caller of `socket` may add to the type of the socket.
 const SOCKET_FLAGS: u32 = (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK).cast_unsigned();
 
-/// Allows `call` (`socket`, `socketpair`) for Unix stream sockets. A stream socket sends only to the socket that it is connected
-/// to.
+/// Allows `call` (`socket` or `socketpair`) only for Unix stream sockets. A stream socket sends only to the socket that it is connected to.
 pub const fn unix_stream(call: i64) -> Call {
     const STREAM: &[Argument] =
         &[Is(0, libc::AF_UNIX.cast_unsigned()), Bits(1, !SOCKET_FLAGS, libc::SOCK_STREAM.cast_unsigned()), Is(2, 0)];
     Where(call, STREAM)
 }
 
-/// Creates Internet datagram sockets, which `ioctl` requests about network interfaces need.
+/// Calls that create Internet datagram sockets. The `ioctl` requests about network interfaces need such a socket.
 pub const INTERNET_DATAGRAMS: &[Call] = {
     const DATAGRAMS: Argument = Bits(1, !SOCKET_FLAGS, libc::SOCK_DGRAM.cast_unsigned());
     &[
@@ -74,7 +74,7 @@ pub const INTERNET_DATAGRAMS: &[Call] = {
     ]
 };
 
-/// Reads a resource limit of this process.
+/// Call that reads a resource limit of this process.
 pub const READ_LIMIT: Call = Where(libc::SYS_prlimit64, &[Is(0, 0), Null(2)]);
 
 /// Allows `fcntl` with this command.
@@ -82,7 +82,7 @@ pub const fn fcntl(command: i32) -> Call {
     With(libc::SYS_fcntl, 1, command.cast_unsigned())
 }
 
-/// Creates and accepts connections with other programs of the host over Unix stream sockets.
+/// Calls that create and accept connections over Unix stream sockets, to and from other programs of the host.
 pub(crate) const SOCKETS: &[Call] = &[
     Any(libc::SYS_accept),
     Any(libc::SYS_accept4),
@@ -103,9 +103,9 @@ pub const MAPPINGS: &[Call] = &[
     Any(libc::SYS_getrlimit),
 ];
 
-/// Adds limits on the files that the thread may access (Landlock). A thread can add limits but not remove them.
+/// Calls that limit the files that the thread may access (Landlock). A thread can add limits but not remove them.
 pub const FILE_LIMITS: &[Call] =
     &[Any(libc::SYS_landlock_create_ruleset), Any(libc::SYS_landlock_add_rule), Any(libc::SYS_landlock_restrict_self)];
 
-/// Changes the queues and offloads of a tap interface.
+/// Requests that change the queues and offloads of a tap interface.
 pub const TAP: &[Call] = &[Ioctl(TAP_OFFLOADS), Ioctl(TAP_QUEUES)];

@@ -11,12 +11,12 @@ use super::calls::fcntl;
 const FUTEX_WAKE: i64 = 454;
 const FUTEX_WAIT: i64 = 455;
 const FUTEX_REQUEUE: i64 = 456;
-/// `PR_SET_VMA`, which the C library may use to name its memory.
+/// `PR_SET_VMA`, by which the C library may name its memory.
 const NAME_MEMORY: u32 = 0x5356_4d41;
 /// Memory protection that a filtered thread cannot request, because the thread must not create executable memory.
 const EXEC: u32 = libc::PROT_EXEC.cast_unsigned();
 
-/// `F_SETFL` without `O_ASYNC`, which makes the kernel send signals.
+/// `F_SETFL` without `O_ASYNC`. With `O_ASYNC`, the kernel would send signals.
 const SET_FLAGS: Call =
     Where(libc::SYS_fcntl, &[Is(1, libc::F_SETFL.cast_unsigned()), Bits(2, libc::O_ASYNC.cast_unsigned(), 0)]);
 
@@ -24,13 +24,13 @@ const fn advice(advice: i32) -> Call {
     With(libc::SYS_madvise, 2, advice.cast_unsigned())
 }
 
-/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13. Newer C libraries guard stacks with them.
+/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13. Newer C libraries use them for the guard pages of stacks.
 const GUARD: i32 = 102;
 const UNGUARD: i32 = 103;
 
 /// Calls that every thread may make.
 pub const COMMON: &[Call] = &[
-    // Synchronisation of threads, and time.
+    // Calls for the synchronisation of threads, and for time.
     Any(libc::SYS_futex),
     Any(libc::SYS_futex_waitv),
     Any(FUTEX_WAKE),
@@ -44,7 +44,7 @@ pub const COMMON: &[Call] = &[
     Any(libc::SYS_gettimeofday),
     Any(libc::SYS_time),
     Any(libc::SYS_restart_syscall),
-    // Allocation of memory, and advice about its use.
+    // Calls that allocate memory, and advise the kernel about its use.
     Without(libc::SYS_mmap, 2, EXEC),
     Without(libc::SYS_mprotect, 2, EXEC),
     Any(libc::SYS_munmap),
@@ -64,7 +64,7 @@ pub const COMMON: &[Call] = &[
     advice(UNGUARD),
     Any(libc::SYS_brk),
     With(libc::SYS_prctl, 0, NAME_MEMORY),
-    // Use of open files, such as events and the log.
+    // Calls on open files, such as events and the log.
     Any(libc::SYS_read),
     Any(libc::SYS_write),
     Any(libc::SYS_readv),
@@ -90,7 +90,7 @@ pub const COMMON: &[Call] = &[
     Ioctl(0x402c_542b),
     Ioctl(0x402c_542c),
     Ioctl(0x402c_542d),
-    // Start, end and signals of the thread itself.
+    // Calls for the start, the end and the signals of the thread itself.
     Any(libc::SYS_sigaltstack),
     Any(libc::SYS_set_robust_list),
     Any(libc::SYS_rseq),
@@ -105,7 +105,7 @@ pub const COMMON: &[Call] = &[
     // A signal handler can run on any thread. It sends on a socket to notify the thread that handles signals.
     Where(libc::SYS_sendto, &[Null(4)]),
     With(libc::SYS_prctl, 0, libc::PR_SET_NAME.cast_unsigned()),
-    // Read the thread's name for a crash report.
+    // A crash report reads the thread's name.
     With(libc::SYS_prctl, 0, libc::PR_GET_NAME.cast_unsigned()),
     Any(libc::SYS_exit),
     Any(libc::SYS_exit_group),

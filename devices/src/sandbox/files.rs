@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Limits on the files that threads may access (Landlock), on signals to other processes, and on connections to their abstract sockets.
+//! Limits on the files that threads may access (Landlock), on signals to other processes, and on connections to abstract sockets of other
+//! processes.
 //!
 //! A thread passes its limits on to the threads that it starts. A thread can add limits but not remove them.
 
@@ -23,8 +24,8 @@ pub fn known_accesses() -> BitFlags<AccessFs> {
     AccessFs::from_all(ABI::V5)
 }
 
-/// Returns the scopes that limit threads, from Linux 6.12 on: no connection to another program's abstract socket, no signal to another
-/// process.
+/// Returns the scopes that limit threads. From Linux 6.12 on, a thread cannot connect to another program's abstract socket, and cannot
+/// signal another process.
 ///
 /// `fixed` is the set of Landlock bugs that are fixed in the host's kernel. Without the fix of `ScopedSignalHandling`, the kernel denies
 /// signals between separately limited threads of one process, such as a vCPU and the thread that stops it.
@@ -33,7 +34,7 @@ fn scopes(fixed: BitFlags<Erratum>) -> BitFlags<Scope> {
     if fixed.contains(Erratum::ScopedSignalHandling) { sockets | Scope::Signal } else { sockets.into() }
 }
 
-/// Creates rules that allow no access yet.
+/// Creates rules that deny all known accesses. The caller can add accesses that are allowed.
 ///
 /// # Errors
 /// The host's kernel has no Landlock.
@@ -45,11 +46,12 @@ pub fn no_files() -> Result<RulesetCreated, RulesetError> {
         .handle_access(known_accesses())?
         .scope(scopes(Erratum::current()))?
         .create()
-        // Do not set `no_new_privs` again. The process set `no_new_privs` at its start, and this thread's filter possibly denies the call.
+        // Do not set `no_new_privs` again. The process set `no_new_privs` at its start, and the seccomp filter of this thread may not allow
+        // the call.
         .map(|rules| rules.no_new_privs(false))
 }
 
-/// Applies `rules` to this thread, to all threads that are started from now on, and to their children.
+/// Applies `rules` to this thread and to all threads that are started from now on.
 ///
 /// # Errors
 /// The kernel rejects the rules, for example because a thread can have at most 16 sets of rules. In this case, this thread's limits are
@@ -67,8 +69,8 @@ pub fn files_are_limited() -> bool {
 }
 
 /// Denies this thread access to files that it has not opened yet, as far as the kernel supports this. Also denies signals to other
-/// processes and connections to their abstract sockets. Call this function in a thread that needs no such access, and that starts before
-/// the limits of other threads are known.
+/// processes and connections to their abstract sockets. Call this function in a thread that needs none of these rights, and that starts
+/// before [`limit_files`] is called.
 pub fn give_up_files() {
     if let Err(error) = no_files().and_then(RulesetCreated::restrict_self) {
         log::debug!("the kernel cannot deny this thread access to files (Landlock): {error}");
@@ -90,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// True if the host's kernel has both scopes, and does not apply the signal scope within a process.
+    /// True if the host's kernel has both scopes, and allows signals between separately limited threads of one process.
     fn host_has_scopes() -> bool {
         let rules = Ruleset::default().set_compatibility(CompatLevel::HardRequirement).scope(Scope::Signal);
         rules.and_then(|rules| rules.create()).is_ok() && Erratum::current().contains(Erratum::ScopedSignalHandling)

@@ -14,8 +14,8 @@ use super::program::{Rules, program};
 /// Bits of an `ioctl` request that hold its type.
 const IOCTL_TYPE: u32 = 0xff00;
 
-/// Calls that start and filter a thread, and calls that a thread makes before it is filtered. For example, disk threads create io_uring
-/// rings before they are filtered.
+/// Calls that the starter thread needs to start and filter a thread, and calls that a new thread makes before it is filtered. For example,
+/// disk threads create io_uring rings before they are filtered.
 const STARTING: &[Call] = &[
     Call::Any(libc::SYS_io_uring_setup),
     Call::Any(libc::SYS_io_uring_register),
@@ -28,7 +28,7 @@ const STARTING: &[Call] = &[
     Call::Any(libc::SYS_landlock_restrict_self),
 ];
 
-/// Filter of a thread.
+/// Seccomp filter of a thread.
 #[derive(Clone, Debug)]
 pub(super) struct Filter(BpfProgram);
 
@@ -49,9 +49,9 @@ impl Filter {
         Self(program(&fixed, &by_arguments, other))
     }
 
-    /// Creates the filter of the thread that starts threads of all these roles. The started threads inherit this filter, and their own
-    /// filter limits them further. This filter allows every `ioctl`, because otherwise both filters would check each `ioctl` request of a
-    /// vCPU.
+    /// Creates the filter of the starter thread, which starts threads of all these roles. The started threads inherit this filter, and the
+    /// filters of their roles limit them further. The starter's filter allows every `ioctl`, because otherwise both filters would check
+    /// each `ioctl` request of a vCPU.
     pub(super) fn of_starter(roles: &[ThreadRole], other: SeccompAction) -> Self {
         let mut rules = Rules::new();
         let calls = roles.iter().flat_map(|role| role.calls.iter().copied().flatten());
@@ -79,7 +79,7 @@ fn failed(error: Error) -> io::Error {
     }
 }
 
-/// Splits the rules. The first part has the calls that are allowed with any arguments, and the second part has all other calls.
+/// Splits the rules. The first part contains the calls that are allowed with any arguments. The second part contains all other calls.
 fn apart(rules: Rules) -> (Rules, Rules) {
     rules.into_iter().partition(|(_, rules)| rules.is_empty())
 }

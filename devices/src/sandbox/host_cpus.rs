@@ -56,14 +56,14 @@ impl HostCpus {
         Ok(Self(set))
     }
 
-    /// Pins this thread to the CPUs.
+    /// Pins this thread to the CPUs of the set.
     fn hold(self) -> Result<(), PinError> {
         let host = |error: rustix::io::Errno| PinError::Host(error.into());
         let set = sched_setaffinity(None, &self.0);
         if set.is_err_and(|error| error != rustix::io::Errno::INVAL) {
             return set.map_err(host);
         }
-        // The kernel ignores CPUs that cannot be used, and fails if no usable CPU is left.
+        // The kernel ignores CPUs of the set that cannot be used. The call fails if the set has no usable CPU.
         let got = if set.is_ok() { sched_getaffinity(None).map_err(host)? } else { CpuSet::new() };
         let missing = (0..CpuSet::MAX_CPU).find(|cpu| self.0.is_set(*cpu) && !got.is_set(*cpu));
         match missing.map(u32::try_from) {
@@ -81,7 +81,7 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// Creates a placement on these CPUs, or on all CPUs of the process. The receiver gets the result of pinning.
+    /// Creates a placement on `cpus`. With `None`, the thread is not pinned. The receiver gets the result of pinning.
     pub(super) fn new(cpus: Option<HostCpus>) -> (Self, Option<Receiver<Result<(), PinError>>>) {
         let before = BEFORE.get();
         let Some(cpus) = cpus else { return (Self { only: None, before }, None) };
@@ -92,7 +92,7 @@ impl Placement {
     /// Applies the placement to this new thread. Returns false if the thread cannot be pinned. The thread must then end.
     pub(super) fn take(self) -> bool {
         let Some((cpus, sender)) = self.only else {
-            // This thread inherited the affinity of the thread that started it. If the affinity cannot be changed back, this thread is
+            // This thread inherited the affinity of the thread that started it. Ignore an error, because a thread with this affinity is
             // slower but still correct.
             let _ = self.before.map(|before| sched_setaffinity(None, &before));
             return true;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Limits on the system calls of threads (seccomp), and on the files that they may access (Landlock).
+//! Limits on the system calls of threads (seccomp), and on the files that threads may access (Landlock).
 //!
-//! A thread starts with a role ([`start`]). The role lists the thread's system calls, and is a constant in the thread's source file. After
-//! [`begin`], any other call ends the process with a message, fails, or is logged by the kernel, depending on the [`Mode`].
+//! A thread starts with a role ([`start`]). The role lists the system calls that the thread may make, and is a constant in the thread's
+//! source file. After [`begin`], any other call ends the process with a message, fails, or is logged by the kernel, depending on the
+//! [`Mode`].
 //!
 //! A thread inherits the filter of the thread that starts it. So one thread, the *starter thread*, starts all other threads and does
-//! nothing else. A vCPU can ask the starter thread to start a device's thread. The vCPU itself needs no right to start threads, and its
+//! nothing else. A vCPU can ask the starter thread to start a device's thread. So the vCPU itself needs no right to start threads, and its
 //! filter does not limit the device's thread. Without [`begin`], as in tests, nothing is filtered.
 
 mod call;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! BPF program of a filter.
+//! BPF program of a seccomp filter.
 //!
-//! The programs of `seccompiler` compare a call with each call that has rules, one after another. Such programs are expensive to install.
-//! When a thread installs a filter, the kernel compiles the filter, and runs the filter for each call number that no earlier filter stops
-//! (`seccomp_cache_prepare()` of kernel/seccomp.c). So the program of this module finds a call by binary search. It loads each argument
-//! only once, and compares the argument with all allowed values.
+//! A program of the `seccompiler` crate compares the number of a call with each number that has rules, one after another. Such programs are
+//! expensive to install. When a thread installs a filter, the kernel compiles the filter, and runs the filter for each call number that all
+//! earlier filters of the thread allow (`seccomp_cache_prepare()` of kernel/seccomp.c). So the program of this module finds a call by
+//! binary search. It loads each argument only once, and compares the argument with all allowed values.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -14,8 +14,8 @@ use seccompiler::{BpfProgram, SeccompAction, sock_filter};
 
 use super::call::Argument;
 
-/// Calls by number, each with alternatives. All conditions of one alternative must hold. A call without alternatives may have any
-/// arguments.
+/// Allowed calls by number, each with alternative lists of conditions. All conditions of one list must hold. A call without alternatives
+/// may have any arguments.
 pub(super) type Rules = BTreeMap<i64, Vec<Vec<Argument>>>;
 
 /// `AUDIT_ARCH_X86_64` of linux/audit.h: the caller is a 64-bit program.
@@ -34,7 +34,7 @@ const RETURN: u16 = code(libc::BPF_RET | libc::BPF_K);
 enum Answer {
     /// The program returns this word.
     Word(u32),
-    /// The rules of the call decide. The instructions of these rules start this many instructions after the search.
+    /// The rules of the call decide. Their instructions start this many instructions after the end of the search.
     Rules(usize),
 }
 
@@ -102,7 +102,8 @@ fn check(condition: Argument, skip: usize) -> BpfProgram {
         Argument::Bits(index, bits, value) => {
             vec![load_argument(index, 0), jump(AND, bits, 0, 0), equals(value, 0)]
         }
-        // Compares both halves of a pointer. For numbers, the kernel itself uses only the low 32 bits.
+        // Compare both halves of a pointer. The other conditions compare only the low half, because the kernel uses only the low 32 bits of
+        // these numbers.
         Argument::Null(index) => vec![load_argument(index, 0), equals(0, 2), load_argument(index, 4), equals(0, 0)],
     }
 }
@@ -115,12 +116,13 @@ fn short(instructions: usize) -> u8 {
     u8::try_from(instructions).expect("a call has few conditions, and values are compared in chunks")
 }
 
-/// Returns the instruction that loads half of an argument: the low half at byte 0, the high half at byte 4.
+/// Returns the instruction that loads one half of an argument. `byte` is 0 for the low half, and 4 for the high half.
 fn load_argument(index: u8, byte: usize) -> sock_filter {
     load(offset_of!(libc::seccomp_data, args) + usize::from(index) * size_of::<u64>() + byte)
 }
 
-/// Returns each call number where the answer changes, in ascending order, with its new answer. The first number is 0.
+/// Returns each call number whose answer differs from that of the number before it, with its answer. The list is in ascending order. The
+/// first number is 0.
 fn spans(answers: &BTreeMap<i64, Answer>, other: Answer) -> Vec<(u32, Answer)> {
     let mut spans = vec![(0, other)];
     for (number, answer) in answers {
@@ -150,7 +152,7 @@ fn search(spans: &[(u32, Answer)], after: usize) -> BpfProgram {
     let low = search(low, after + high.len());
     let over = match u8::try_from(low.len()) {
         Ok(over) => vec![jump(JUMP_IF_NOT_LESS, *middle, over, 0)],
-        // A conditional jump cannot skip this many instructions, so use an unconditional jump.
+        // A conditional jump skips at most 255 instructions, so use an unconditional jump.
         Err(_) => vec![jump(JUMP_IF_NOT_LESS, *middle, 0, 1), jump(JUMP, distance(low.len()), 0, 0)],
     };
     [over, low, high].concat()
@@ -165,7 +167,7 @@ fn load(place: usize) -> sock_filter {
     jump(LOAD, distance(place), 0, 0)
 }
 
-/// Creates an instruction. It skips `jt` instructions if its condition holds, and `jf` otherwise.
+/// Creates an instruction. A conditional jump skips `jt` instructions if its condition holds, and `jf` instructions otherwise.
 const fn jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
@@ -216,7 +218,7 @@ pub(super) mod tests {
         SeccompAction::Errno(13)
     }
 
-    /// Allows the call if the first argument is 7.
+    /// Returns rules that allow a call if its first argument is 7.
     fn only_seven() -> Vec<Vec<Argument>> {
         vec![vec![Argument::Is(0, 7)]]
     }
@@ -237,7 +239,8 @@ pub(super) mod tests {
         ]
     }
 
-    /// Creates a program from the kind of each call: 0 allowed, 1 refused, 2 by its argument.
+    /// Creates a program from the kind of each call. Calls of kind 0 are allowed, and calls of kind 1 are refused. A call of kind 2 is
+    /// allowed if its first argument is 7.
     fn made(kinds: &BTreeMap<i64, u8>) -> BpfProgram {
         let of = |kind: u8| kinds.iter().filter(move |(_, is)| **is == kind).map(|(number, _)| *number);
         let fixed = of(0).map(|number| (number, SeccompAction::Allow)).chain(of(1).map(|number| (number, errno())));

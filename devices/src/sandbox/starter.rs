@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Starter thread: starts all other threads, once system calls are filtered.
+//! Starter thread. Once system calls are filtered, it starts all other threads.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,7 +24,7 @@ pub enum Mode {
     Stop,
     /// The call fails.
     Refuse,
-    /// The call is made, and the kernel logs it.
+    /// The kernel executes the call, and logs it.
     Log,
 }
 
@@ -51,7 +51,7 @@ struct Job {
     answer: Sender<io::Result<Started>>,
 }
 
-/// Started thread, and a channel that receives the result of applying its filter.
+/// Started thread, and the channel from which the requester gets the result of installing the thread's filter.
 struct Started {
     thread: JoinHandle<()>,
     filtered: Receiver<io::Result<()>>,
@@ -64,14 +64,14 @@ enum Order {
     LimitFiles(RulesetCreated, Sender<io::Result<()>>),
 }
 
-/// Stack size of a thread, in bytes. It is below Rust's default of 2 MiB. If a stack of 2 MiB happens to be aligned, the host may allocate
-/// a whole huge page at the first access, which wastes memory.
+/// Stack size of a thread, in bytes. It is below Rust's default of 2 MiB. If a stack of 2 MiB happened to be aligned, the host could
+/// allocate a whole huge page at the first access, which wastes memory.
 const STACK_BYTES: usize = (2 << 20) - (64 << 10);
 
 static STARTER: OnceLock<(Mode, Sender<Order>)> = OnceLock::new();
 
-/// Filters the calls of all threads that are started from now on. Their roles must be among `roles`. Call this function once, from the
-/// first thread, before other threads exist. [`confine`] filters the first thread itself.
+/// Filters the system calls of all threads that are started from now on. The roles of these threads must be in `roles`. Call this function
+/// once, from the first thread, before other threads exist. [`confine`] filters the first thread itself.
 ///
 /// # Errors
 /// The kernel rejects the filter.
@@ -103,7 +103,7 @@ fn named(name: String) -> Builder {
     Builder::new().name(name).stack_size(STACK_BYTES)
 }
 
-/// Filters the calls of this thread, whose role is `own`, if [`begin`] was called. Call this function once.
+/// If [`begin`] was called, filters the system calls of this thread, whose role is `own`. Call this function once in a thread.
 ///
 /// # Errors
 /// The kernel rejects the filter.
@@ -121,7 +121,7 @@ pub fn start(role: ThreadRole, name: String, run: impl FnOnce() + Send + 'static
     Ok(start_on(role, name, None, run)?)
 }
 
-/// Like [`start`], but pins the thread to `cpus`. The threads that it starts are not pinned.
+/// Like [`start`], but pins the thread to `cpus`. Threads that the pinned thread starts are not pinned.
 ///
 /// # Errors
 /// The host cannot create a thread, the kernel rejects its filter, or a CPU cannot be used.
@@ -134,8 +134,8 @@ pub fn start_on(
     start_prepared(role, name, cpus, move || run)
 }
 
-/// Starts a thread that first runs `prepare`, and may then make the calls of the starter thread. Afterwards, the thread runs the result of
-/// `prepare`, and may make only the calls of `role`.
+/// Starts a thread that first runs `prepare`, with the filter of the starter thread. Then the thread runs the result of `prepare`, with the
+/// filter of `role`.
 ///
 /// # Errors
 /// The errors of [`start_on`].
@@ -182,7 +182,8 @@ fn start_placed(role: ThreadRole, name: String, placement: Placement, prepare: P
             );
             Err(io::Error::new(error.kind(), text))
         }
-        // If the thread ended without a result, it could not be pinned. The channel `placed` in `start_prepared` has the reason.
+        // If the thread ended without a result of the filter, it could not be pinned. The channel `placed` in `start_prepared` has the
+        // reason.
         Ok(Ok(())) | Err(_) => Ok(thread),
     }
 }
@@ -200,7 +201,7 @@ fn gone() -> io::Error {
 }
 
 fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
-    // Filters of the roles, created when the first thread of a role starts.
+    // Filters by role. The filter of a role is created when the first thread of the role starts.
     let mut made = HashMap::new();
     for order in orders {
         let Job { role, name, placement, prepare, answer } = match order {
@@ -229,7 +230,7 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
     }
 }
 
-/// Starts the thread. The thread runs the result of `prepare` only after the kernel has accepted its filter. The caller of
+/// Starts the thread. The thread runs the result of `prepare` only after the kernel has accepted the thread's filter. The caller of
 /// [`start_prepared`] waits until the filter is installed. The starter thread does not wait, so it can start other threads meanwhile.
 fn start_filtered(
     role: ThreadRole,

@@ -10,7 +10,7 @@ use super::{HostCpus, PinError, ThreadRole, start, start_on};
 
 const ROLE: ThreadRole = ThreadRole { name: "test", calls: &[] };
 
-/// Returns the affinity of a thread pinned to `cpus`, and of a thread that it starts.
+/// Returns the affinity of a thread that is pinned to `cpus`, and of a thread that the pinned thread starts.
 fn places(cpus: HostCpus) -> Result<(CpuSet, CpuSet), PinError> {
     let (sender, receiver) = channel();
     let run = move || {

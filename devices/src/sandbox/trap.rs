@@ -12,7 +12,7 @@ use crate::crash::{self, bounded_write};
 
 /// Exit status of the process, the same as for any failure.
 const STATUS: c_int = 1;
-/// `si_code` of a signal that a filter sent.
+/// `si_code` of a signal that a seccomp filter caused.
 const SYS_SECCOMP: c_int = 1;
 
 /// Registers a handler that ends the process with a message when a filter stops a call.
@@ -25,14 +25,15 @@ pub(super) fn watch() -> io::Result<()> {
 extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: The kernel passes both pointers to a handler registered with SA_SIGINFO. They are valid until the handler returns.
     let by_filter = unsafe { (*info).si_code } == SYS_SECCOMP;
-    // SAFETY: As above. For this signal, the registers have their values at the system call. RAX has the number of the call.
+    // SAFETY: As above. For this signal, the registers contain the values from the time of the system call. RAX contains the number of the
+    // call.
     let registers = unsafe { &(*context.cast::<ucontext_t>()).uc_mcontext.gregs };
     let register = |which: c_int| usize::try_from(which).ok().and_then(|at| registers.get(at)).copied().unwrap_or(-1);
     let (number, second) = (register(libc::REG_RAX), register(libc::REG_RSI));
     let call = CallName(number);
     let mut line = [0; 256];
     let mut rest = &mut line[..];
-    // The write fails if the line is full. The message is then cut.
+    // The write fails if the line is full. The message is then truncated.
     let _ = if by_filter {
         write!(rest, "carom: a thread of role '{}' made system call {call}", crash::role())
     } else {
@@ -53,6 +54,6 @@ extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
             format_args!("instruction {:#x}", register(libc::REG_RIP)),
         );
     }
-    // SAFETY: The call ends the process immediately, and runs no more of its code.
+    // SAFETY: `_exit` ends the process immediately, and runs no more code of the process.
     unsafe { libc::_exit(STATUS) }
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! i6300esb, the watchdog of Intel's 6300ESB I/O controller hub (Intel's document 300641-004), as a PCI device. Linux
-//! (`drivers/watchdog/i6300esb.c`) and BSDs have drivers for it. These systems have no driver for a virtio watchdog.
+//! (`drivers/watchdog/i6300esb.c`) and BSDs have drivers for this device. These systems have no driver for a virtio watchdog.
 //!
-//! The driver starts a counter with two stages, and must reload the counter again and again. When both stages are over, the watchdog resets
+//! The driver starts a counter with two stages, and must reload the counter periodically. When both stages are over, the watchdog resets
 //! the machine. The end of the first stage raises no interrupt, because drivers do not use such an interrupt. The counter stops while the
-//! VM is paused. `registers` has the registers that the driver sees, and `timer` has the thread that waits.
+//! VM is paused. The module `registers` contains the registers that the driver sees. The module `timer` contains the thread that waits for
+//! the end of a stage.
 
 mod registers;
 mod timer;
@@ -37,7 +38,7 @@ const IDENTITY: Identity = Identity {
     revision: 0,
 };
 
-/// BAR of the registers in memory.
+/// BAR of the memory-mapped registers.
 const BAR: Bar = Bar { index: 0, kind: BarKind::Memory32 { prefetchable: false }, size: 16 };
 
 /// Kind and version of the saved state.
@@ -49,7 +50,7 @@ const STATE: (&str, u32) = ("watchdog", 1);
 struct WatchdogState {
     config: ConfigState,
     registers: RegistersState,
-    /// Nanoseconds until the stage is over, if the counter runs.
+    /// Nanoseconds until the current stage is over, if the counter runs.
     left_ns: Option<u64>,
 }
 

@@ -14,7 +14,7 @@ const CONFIG: u16 = 0x60;
 /// Lock register, in configuration space, 1 byte.
 const LOCK: u16 = 0x68;
 
-/// Preload registers of both stages, 4 bytes each. Only 20 bits count.
+/// Preload registers of both stages, 4 bytes each. Only the low 20 bits are used.
 const PRELOAD: [u64; 2] = [0x0, 0x4];
 /// Reload register, 2 bytes.
 const RELOAD: u64 = 0xc;
@@ -23,7 +23,8 @@ const RELOAD: u64 = 0xc;
 const NO_RESET: u16 = 1 << 5;
 /// Configuration bit: one count takes 2^5 ticks of the PCI clock instead of 2^15.
 const FAST: u16 = 1 << 2;
-/// Configuration: bits that are kept. The two lowest bits are the kind of interrupt of the first stage.
+/// Configuration bits that the register stores. The two lowest bits select the interrupt at the end of the first stage. They have no effect
+/// here.
 const CONFIG_MASK: u16 = NO_RESET | FAST | 3;
 
 /// Lock bit: the counter starts again after the first stage, so there is no second stage.
@@ -38,8 +39,7 @@ const TIMEOUT: u16 = 1 << 9;
 /// Reload bit: the counter starts its first stage again.
 const BEGIN: u16 = 1 << 8;
 
-/// Keys that must be written to the reload register, one after the other, before a register in memory accepts a
-/// value.
+/// Keys that must be written to the reload register, one after the other, before a memory-mapped register accepts a value.
 const KEYS: [u8; 2] = [0x80, 0x86];
 
 /// Largest preload value.
@@ -52,7 +52,7 @@ const CLOCK: u64 = 33;
 pub(super) enum Timing {
     /// No effect.
     GoesOn,
-    /// The counter restarts its stage, or stops, depending on the registers.
+    /// The current stage starts again, or the counter stops if the registers disable it.
     BeginsAnew,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct RegistersState {
     config: u16,
     lock: u8,
     preload: [u32; 2],
-    /// Number of keys that were written.
+    /// Number of keys that the driver has written in the right order.
     keys: u8,
     /// True if the counter is in its second stage.
     second: bool,
@@ -157,7 +157,7 @@ impl Registers {
         }
     }
 
-    /// Reads registers in memory.
+    /// Reads memory-mapped registers. All their bits except the timeout flag read as 0.
     pub(super) fn read(&self, offset: u64, data: &mut [u8]) {
         let mut bytes = [0; 16];
         if self.0.timed_out {
@@ -169,7 +169,7 @@ impl Registers {
         }
     }
 
-    /// Handles a write to registers in memory.
+    /// Handles a write to memory-mapped registers.
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) -> Timing {
         let unlocked = usize::from(self.0.keys) == KEYS.len();
         if offset == RELOAD && !unlocked {

@@ -34,7 +34,7 @@ impl Fixture {
         self.resets.load(Ordering::Relaxed)
     }
 
-    /// Writes a register in memory, with the keys first, as drivers do.
+    /// Writes the keys and then a memory-mapped register, as drivers do.
     fn write(&self, offset: u64, data: &[u8]) {
         self.device.write_bar(0, 0xc, &[0x80, 0]);
         self.device.write_bar(0, 0xc, &[0x86, 0]);
@@ -80,8 +80,8 @@ fn driver_finds_the_device() {
 #[test]
 fn guest_is_reset_once_and_only_after_it_stops_reloading() {
     let fixture = Fixture::new();
-    // Pause the watchdog until the stages last about a quarter of an hour. Otherwise a shorter stage of `start` could end before the
-    // configuration register is written.
+    // Pause the watchdog while its stages are short. The write to the configuration register makes a stage last about a quarter of an hour.
+    // Without the pause, a short stage could end before this write.
     fixture.device.pause();
     fixture.start(1_000_000);
     fixture.device.write_config(0x60, &[0, 0]);

@@ -21,7 +21,7 @@ enum End {
     Never,
     /// The stage ends at this time.
     At(Instant),
-    /// The VM is paused. After it continues, the stage ends after this duration.
+    /// The VM is paused. When the VM continues, the stage lasts for this duration.
     After(Duration),
 }
 
@@ -37,15 +37,14 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Registers with their counter and its thread. Dropping this value ends the thread.
+/// Registers, the counter, and the thread that waits for the end of a stage. Dropping this value ends the thread.
 pub(super) struct Timer {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Timer {
-    /// Creates a stopped counter. Its thread is called `name`, and calls `expired` when the machine must be
-    /// reset.
+    /// Creates a stopped counter. The counter's thread has the name `name`, and calls `expired` when the machine must be reset.
     pub(super) fn start(name: String, expired: Box<dyn Fn() + Send>) -> io::Result<Self> {
         let state = State { registers: Registers::new(), end: End::Never, paused: false, closing: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
@@ -54,8 +53,8 @@ impl Timer {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Lets `act` access the registers. If `act` returns [`Timing::BeginsAnew`], starts the stage again, or stops the counter if the
-    /// registers disable it.
+    /// Lets `act` access the registers. If `act` returns [`Timing::BeginsAnew`], starts the current stage again, or stops the counter if
+    /// the registers disable it.
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut Registers) -> (T, Timing)) -> T {
         let mut state = self.shared.lock();
         let (result, timing) = act(&mut state.registers);
@@ -86,7 +85,7 @@ impl Timer {
         self.shared.changed.notify_one();
     }
 
-    /// Returns the registers, and the nanoseconds until the stage is over if the counter runs.
+    /// Returns the registers. If the counter runs, also returns the nanoseconds until the current stage is over.
     pub(super) fn state(&self) -> (RegistersState, Option<u64>) {
         let state = self.shared.lock();
         let left = match state.end {
@@ -100,7 +99,7 @@ impl Timer {
     /// Restores the saved state. After the call, the counter is paused.
     ///
     /// # Errors
-    /// The state is impossible.
+    /// No guest can cause this state.
     pub(super) fn restore(&self, registers: &RegistersState, left_ns: Option<u64>) -> Result<(), StateError> {
         let mut state = self.shared.lock();
         let mut restored = Registers::new();
@@ -122,7 +121,7 @@ impl Drop for Timer {
         self.shared.lock().closing = true;
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
-            // The thread returns nothing of interest.
+            // Ignore the result. A panic of the thread was reported already.
             let _ = thread.join();
         }
     }
@@ -143,7 +142,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs the thread until the timer is dropped.
+    /// Waits for the ends of stages until the timer is dropped.
     fn wait(&self, expired: &dyn Fn()) {
         let mut state = self.lock();
         while !state.closing {
