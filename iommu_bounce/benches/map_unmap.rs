@@ -12,7 +12,7 @@ use iommu_bounce::{Engine, EngineConfig, Limits, UnmapRequest};
 
 const PAGE: u64 = 0x1000;
 
-/// Returns the address of a page, above all reserved addresses.
+/// Returns the IOVA of a page. It lies above all reserved IOVAs.
 fn iova(page: u64) -> u64 {
     (1 << 32) + page * PAGE
 }
@@ -32,8 +32,8 @@ fn engine(live: u64) -> Engine {
     engine.add_endpoint(1, Box::new(NullMapper)).expect("it is valid");
     engine.accept_features(u64::MAX);
     send(&mut engine, &attach(1, 1));
-    // This order gives the tree the shape that random use would give it. Each page is visited once, because the step has no common divisor
-    // with `live`, a power of ten.
+    // Map the pages in a scattered order, which gives the tree the same shape as random use. Each page is mapped once, because the step has
+    // no common divisor with `live`, a power of ten.
     let mut n = 0;
     for _ in 0..live {
         n = (n + 618_033_989) % live;
@@ -47,7 +47,7 @@ fn pairs(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("map_unmap");
     for live in [100, 1_000_000u64] {
         let mut engine = engine(live);
-        // Map and unmap pages all over the domain. Each page is between two existing mappings.
+        // Map and unmap pages all over the domain. Each of these pages is between two existing mappings.
         let mut n = 0;
         let (mut map, mut unmap) = (map(1, 0, 0, 0x1000, 3), unmap(1, 0, 0));
         group.bench_function(BenchmarkId::from_parameter(live), |bencher| {

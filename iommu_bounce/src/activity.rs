@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Figures of one domain or endpoint.
+//! Counts and durations of the requests for one domain or endpoint.
 
 use serde::Serialize;
 

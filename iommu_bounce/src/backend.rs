@@ -21,7 +21,7 @@ bitflags::bitflags! {
     }
 }
 
-/// Reason why a mapper could not map.
+/// Reason why a mapper could not map memory.
 #[derive(Debug, Error)]
 pub enum MapError {
     /// The host reached a limit on mappings or pinned memory. The guest sees `NOMEM`.
@@ -31,18 +31,18 @@ pub enum MapError {
     /// The guest sees `DEVERR`.
     #[error("the range overlaps an existing mapping")]
     Exists,
-    /// The host refused for another reason. The guest sees `DEVERR`.
+    /// The host rejected the operation for another reason. The guest sees `DEVERR`.
     #[error("the host refused to map the range: {0}")]
     Host(#[from] io::Error),
 }
 
-/// Reason why a mapper could not unmap.
+/// Reason why a mapper could not unmap a range.
 #[derive(Debug, Error)]
 pub enum UnmapError {
     /// The range does not consist of complete mappings.
     #[error("the range is not mapped, or its start or end splits a mapping")]
     NotMapped,
-    /// The host refused. The mapping still exists.
+    /// The host rejected the unmap. The mapping still exists.
     #[error("the host refused to unmap the range: {0}")]
     Host(#[from] io::Error),
 }
@@ -50,9 +50,9 @@ pub enum UnmapError {
 /// Limits of a mapper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapperLimits {
-    /// Supported page sizes: bit n stands for pages of 2^n bytes. The lowest bit is the granule.
+    /// Supported page sizes: bit n stands for pages of 2^n bytes. The lowest set bit is the granule.
     pub page_size_mask: u64,
-    /// IOVAs that can be mapped. The host reserves all others.
+    /// IOVAs that can be mapped. The host reserves all other IOVAs.
     pub iova_ranges: Vec<RangeInclusive<u64>>,
     /// Maximum number of mappings at a time, or `None` if the host states no limit. The mapper enforces the limit with
     /// [`MapError::NoResources`]. The engine also rejects an ATTACH early if the mappings of the domain exceed the limit.
@@ -68,8 +68,8 @@ pub struct MapperGroup(pub u32);
 ///
 /// An address space starts empty, and holds only what the engine maps. The engine receives one address space for each endpoint, with the
 /// endpoint attached. If the endpoints of a domain are in the same [`group`](Self::group), they share one address space. A mapping then
-/// takes one call instead of one for each endpoint. The engine keeps address spaces that have no endpoint: an endpoint that leaves a shared
-/// address space later moves into one of them.
+/// takes one call instead of one call for each endpoint. The engine keeps address spaces that have no endpoint: an endpoint that leaves a
+/// shared address space later moves into one of them.
 pub trait DmaMapper: Send {
     /// Maps `memory` at `iova` for the device, with exactly these `permissions`.
     ///
@@ -109,8 +109,8 @@ pub trait DmaMapper: Send {
     }
 
     /// Attaches `endpoint` to this address space, and detaches it from its previous address space in the same [`group`](Self::group).
-    /// During the change, the endpoint may have no access to memory at all. At no time can the endpoint access memory that neither address
-    /// space maps.
+    /// During the change, the endpoint may have no access to memory at all. The endpoint can never access memory that neither the old nor
+    /// the new address space maps.
     ///
     /// The engine calls this only for a group, and only for endpoints that were added with a mapper of that group. Everything
     /// that this address space maps lies within the limits of the mapper that `endpoint` was added with.
@@ -175,7 +175,7 @@ pub enum ChunkError {
     /// No chunk is free, or the host is out of memory. The guest sees `NOMEM`.
     #[error("no window chunk is free, or the host is out of memory")]
     NoResources,
-    /// The host refused for another reason. The guest sees `DEVERR`.
+    /// The host rejected the operation for another reason. The guest sees `DEVERR`.
     #[error("the host refused an operation on a window chunk: {0}")]
     Host(#[from] io::Error),
 }
@@ -184,10 +184,10 @@ pub enum ChunkError {
 ///
 /// The index of a chunk gives its offset in the region: `index * chunk_size`.
 pub trait ChunkStore: Send {
-    /// Returns the bytes of a chunk, a power of two. The size does not change.
+    /// Returns the size of a chunk in bytes, a power of two. The size does not change.
     fn chunk_size(&self) -> u64;
 
-    /// Returns the bytes of the whole region, a multiple of the chunk size. The size does not change.
+    /// Returns the size of the whole region in bytes, a multiple of the chunk size. The size does not change.
     fn region_size(&self) -> u64;
 
     /// Backs one chunk with zeroed memory, makes it visible to the guest, and returns its index.
@@ -213,7 +213,7 @@ pub trait ChunkStore: Send {
     /// If the chunk is already parked, it is zeroed again.
     ///
     /// # Errors
-    /// After an error, the chunk may still be visible to the guest, and only [`release`](Self::release) may follow.
+    /// After an error, the chunk may still be visible to the guest, and the engine may only call [`release`](Self::release) for the chunk.
     fn park(&mut self, index: u32) -> Result<(), ChunkError> {
         let _ = index;
         Err(io::Error::from(io::ErrorKind::Unsupported).into())

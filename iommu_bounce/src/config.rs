@@ -15,19 +15,20 @@ use crate::spec::{MAX_PROBE_SIZE, property};
 /// (docs/bounce-windows.md, Discovery).
 const FOUR_GIB: u64 = 1 << 32;
 
-/// Minimum size of PROBE properties in bytes: the MSI window, and the reserved ranges below and above it.
+/// Minimum size of PROBE properties in bytes: room for the MSI window, and for the reserved ranges below and above the MSI window.
 const MIN_PROBE_SIZE: usize = 3 * property::RESV_MEM_SIZE;
 
 /// Configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Page sizes: bit n stands for pages of 2^n bytes. The lowest bit is the granule of mappings. The other bits are hints to the driver.
+    /// Page sizes: bit n stands for pages of 2^n bytes. The lowest set bit is the granule of mappings. The other bits are hints to the
+    /// driver.
     pub page_size_mask: u64,
     /// IOVAs that a driver may map.
     pub input_range: RangeInclusive<u64>,
     /// Domain numbers that a driver may use.
     pub domain_range: RangeInclusive<u32>,
-    /// Bytes of properties in PROBE replies: 72 to 512. With 0, the device does not offer PROBE.
+    /// Size of the properties in a PROBE reply in bytes: 72 to 512. With 0, the device does not offer PROBE.
     pub probe_size: u32,
     /// Addresses to which devices write message-signalled interrupts. The engine never maps these addresses.
     pub msi_window: RangeInclusive<u64>,
@@ -40,7 +41,8 @@ pub struct EngineConfig {
 }
 
 impl Default for EngineConfig {
-    /// 4 KiB pages, 48-bit IOVAs, 65536 domain numbers, the MSI window of x86, no bypass, no bounce windows.
+    /// Returns a configuration with 4 KiB pages, 48-bit IOVAs, 65536 domain numbers, and the MSI window of x86. Bypass and bounce windows
+    /// are off.
     fn default() -> Self {
         Self {
             page_size_mask: !0xfff,
@@ -58,7 +60,7 @@ impl Default for EngineConfig {
 /// Limits on the host resources that a guest can use. A request that exceeds a limit gets `NOMEM`.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum mappings over all domains.
+    /// Maximum number of mappings over all domains.
     pub max_mappings: usize,
     /// Maximum number of domains at a time.
     pub max_domains: usize,
@@ -135,7 +137,7 @@ pub enum ConfigError {
         /// Bytes of the smallest page.
         granule: u64,
     },
-    /// The region does not consist of whole chunks, or has too many of them.
+    /// The region does not consist of whole chunks, or has too many chunks.
     #[error("the shared region is {region:#x} bytes: it must be 1 to 2^32 whole chunks of {chunk:#x} bytes")]
     RegionSize {
         /// Bytes of the region.
@@ -161,7 +163,7 @@ pub enum ConfigError {
         /// Rule that the aperture breaks.
         rule: &'static str,
     },
-    /// The engine has no windows to change.
+    /// The engine has no bounce windows whose configuration could change.
     #[error("the engine has no bounce windows: it was created without a window configuration")]
     NoWindows,
     /// An endpoint with this ID already exists.
@@ -175,7 +177,7 @@ pub enum ConfigError {
         "endpoint {id:#x}: the host's smallest page has {host:#x} bytes, but page_size_mask promises {granule:#x} bytes: clear the lower bits of page_size_mask"
     )]
     EndpointGranule {
-        /// The endpoint.
+        /// ID of the endpoint.
         id: EndpointId,
         /// Bytes of the host's smallest page, or 0 if the host supports no page size.
         host: u64,
@@ -192,10 +194,10 @@ pub enum ConfigError {
     EndpointBypass(EndpointId),
     /// The host cannot translate the whole aperture.
     #[error(
-        "endpoint {id:#x}: the host cannot translate the whole window aperture {start:#x} to {end:#x}: move the aperture"
+        "endpoint {id:#x}: the host cannot translate the whole window aperture {start:#x} to {end:#x}: move the aperture to IOVAs that the host can translate"
     )]
     EndpointAperture {
-        /// The endpoint.
+        /// ID of the endpoint.
         id: EndpointId,
         /// First IOVA of the aperture.
         start: u64,
@@ -205,7 +207,7 @@ pub enum ConfigError {
 }
 
 impl EngineConfig {
-    /// Returns the bytes of the smallest page.
+    /// Returns the size of the smallest page in bytes.
     pub(crate) fn granule(&self) -> u64 {
         1u64.checked_shl(self.page_size_mask.trailing_zeros()).unwrap_or(0)
     }
@@ -332,7 +334,7 @@ impl WindowConfig {
             return broken("must lie within input_range");
         }
         // Regions of guest RAM are far larger than chunks. So a region that overlaps the aperture covers the start or the end of at least
-        // one chunk, and checking these addresses is enough.
+        // one chunk. It is enough to check these addresses.
         let granule = config.granule();
         let is_ram = |gpa| ram.prefix(gpa, granule).is_some();
         let mut starts = (0..=(end - start) / chunk).map(|n| start + n * chunk);

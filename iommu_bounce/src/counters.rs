@@ -62,23 +62,23 @@ pub struct Counters {
     pub host_maps: u64,
     /// Calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap) that succeeded.
     pub host_unmaps: u64,
-    /// Calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap) saved because adjacent UNMAP requests of one notification shared a
-    /// call.
+    /// Number of calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap) that were saved, because adjacent UNMAP requests of one
+    /// notification shared a call.
     pub merged_unmaps: u64,
     /// Failed calls to a mapper or to the chunk store.
     pub host_errors: u64,
     /// Number of stuck ranges. The host failed to unmap such a range, and no domain owns it any more. Each request retries the unmap.
     pub stuck_ranges: u64,
-    /// Number of lost chunks, which could not be released. Lost chunks are not used again, and count in
-    /// [`window_bytes`](Self::window_bytes). Each request for windows and each reset retries the release. Chunks that the host may still
-    /// map in a removed address space are never released.
+    /// Number of lost chunks, which the host could not release. Lost chunks are not used, and count in
+    /// [`window_bytes`](Self::window_bytes). Each WINDOW_ADD or WINDOW_DEL and each reset retries the release. Chunks that the host may
+    /// still map in a removed address space are never released.
     pub lost_chunks: u64,
     /// Faults queued for the driver.
     pub faults: u64,
-    /// Faults that were not reported to the driver. The possible reasons: too many faults in a short time, too many pending faults, an
+    /// Faults that were not reported to the driver. Possible reasons are too many faults in a short time, too many pending faults, an
     /// endpoint that does not exist, no buffer of the driver, or a reset of the device before the report.
     pub faults_dropped: u64,
-    /// Duration of host calls. Reported separately from the counters.
+    /// Durations of host calls. [`Engine::report`](crate::Engine::report) returns them separately from the counters.
     #[serde(skip)]
     pub(crate) host: HostLatency,
 }

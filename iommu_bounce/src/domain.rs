@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Domains: attached endpoints and mappings.
+//! Domains, with their attached endpoints and their mappings.
 //!
 //! The mappings of a domain do not overlap. So a tree keyed by the first IOVA finds the mappings that touch a range in O(log n).
 
@@ -17,13 +17,13 @@ pub(crate) struct Domain {
     /// True for a bypass domain. A bypass domain maps all RAM, and the driver cannot add or remove mappings.
     pub(crate) bypass: bool,
     pub(crate) endpoints: Vec<EndpointId>,
-    /// Host address spaces of the endpoints. Each holds everything that the domain maps.
+    /// Host address spaces of the endpoints. Each of these address spaces holds everything that the domain maps.
     pub(crate) spaces: Vec<SpaceId>,
     /// Mappings of guest RAM, by first IOVA.
     pub(crate) mappings: MappingTree,
     /// Bytes of mappings that count towards the cap on mapped bytes.
     pub(crate) mapped_bytes: u64,
-    /// Counts of the driver's requests.
+    /// Counts and durations of the driver's requests for this domain.
     pub(crate) activity: Activity,
     /// Chunks of the window, by IOVA.
     pub(crate) chunks: BTreeMap<u64, Chunk>,
@@ -38,7 +38,7 @@ pub(crate) enum Cover {
     Nothing,
     /// One mapping that starts at the start of the range and ends at this IOVA. This is the most frequent case.
     One(u64),
-    /// Any number of mappings.
+    /// One or more mappings in any other arrangement.
     Several,
 }
 
@@ -87,7 +87,7 @@ impl Domain {
         (highest.last <= last && !cut_below).then_some(Cover::Several)
     }
 
-    /// Does the same as [`cover`](Self::cover), for mappings of guest RAM only.
+    /// Like [`cover`](Self::cover), but only for mappings of guest RAM.
     fn cover_ram(&self, start: u64, last: u64) -> Option<Cover> {
         let Some((first, mapping)) = self.mappings.floor(last).filter(|(_, mapping)| mapping.last >= start) else {
             return Some(Cover::Nothing);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Endpoints: the IOVAs that each can map, and its host address space.
+//! Endpoints, with the IOVAs that each endpoint can map and its host address space.
 
 use std::ops::RangeInclusive;
 
@@ -17,7 +17,7 @@ pub(crate) struct Endpoint {
     /// Host address space that the endpoint is attached to.
     pub(crate) space: SpaceId,
     pub(crate) domain: Option<DomainId>,
-    /// Counts of the driver's requests.
+    /// Counts and durations of the driver's requests for this endpoint.
     pub(crate) activity: Activity,
 }
 

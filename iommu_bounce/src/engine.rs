@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The engine: decodes requests, keeps the state, and answers.
+//! The engine, which decodes requests, keeps the device's state, and answers requests.
 //!
 //! Requests are served one at a time, so the engine needs no locks. A failed request changes nothing, unless the host also fails
 //! to undo a step. [`crate::space`] describes that case.
@@ -54,8 +54,8 @@ pub use report::DomainWindow;
 /// Maximum duration of a batch. After this time, the engine rejects further requests of the batch that take host resources.
 const MOST_OF_BATCH: Duration = Duration::from_secs(1);
 
-/// Times at which the requests of a batch were served. The end is calculated only on demand, because the calculation would slow down each
-/// request, which takes less than a microsecond.
+/// Times at which the requests of a batch were served. The end of the last request is calculated only on demand. A calculation for each
+/// request would slow the requests down, which take less than a microsecond.
 #[derive(Clone, Copy)]
 struct Served {
     /// Start of the first request.
@@ -207,8 +207,8 @@ impl Engine {
         features
     }
 
-    /// Sets the features that the driver accepted, when the driver sets `FEATURES_OK`. Bits that were not offered are ignored.
-    /// While a domain exists, the features cannot change and the call does nothing.
+    /// Sets the features that the driver accepted. Call this function when the driver sets `FEATURES_OK`. Bits that were not offered are
+    /// ignored. While a domain exists, the features cannot change and the call does nothing.
     pub fn accept_features(&mut self, features: u64) {
         if self.domains.is_empty() {
             self.accepted = features & self.features();
@@ -244,7 +244,7 @@ impl Engine {
         space
     }
 
-    /// Returns the bytes of the device configuration: 40, or 80 with bounce windows.
+    /// Returns the size of the device configuration in bytes: 40, or 80 with bounce windows.
     pub fn config_len(&self) -> usize {
         match self.windows {
             Some(_) => config::WINDOW_SIZE,
@@ -273,7 +273,7 @@ impl Engine {
             self.counters.count_invalid();
             return wire::fail(kind, reply, Status::Inval);
         };
-        // If one of these requests fails, nothing has changed, and the VMM can submit the request again.
+        // If an ATTACH or MAP fails, nothing has changed, and the VMM can submit the request again.
         let interruptible = matches!(request, Request::Attach(_) | Request::Map(_));
         self.steps.set_allowed(interruptible);
         let outcome = self.serve(request, reply);
@@ -410,7 +410,7 @@ impl Engine {
         }
     }
 
-    /// Returns a copy of the totals.
+    /// Returns a copy of the counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -457,11 +457,11 @@ impl Engine {
     }
 
     /// Changes the budget: the maximum bytes of window memory over all domains. If the backed memory exceeds the new budget, parked chunks
-    /// are released. Chunks of domains stay, but no more chunks are backed. Returns `Ok(true)` if the VMM must notify the driver of a
+    /// are released. Chunks of domains stay, but no further chunks are backed. Returns `Ok(true)` if the VMM must notify the driver of a
     /// configuration change.
     ///
     /// # Errors
-    /// [`ConfigError::NoWindows`], or [`ConfigError::Budget`] if the budget is larger than the region.
+    /// [`ConfigError::NoWindows`] without bounce windows, or [`ConfigError::Budget`] if the budget is larger than the region.
     pub fn set_budget(&mut self, bytes: u64) -> Result<bool, ConfigError> {
         let windows = self.windows.as_mut().ok_or(ConfigError::NoWindows)?;
         windows.config.check_budget(bytes, windows.region_size())?;
@@ -474,7 +474,7 @@ impl Engine {
     /// driver of a configuration change.
     ///
     /// # Errors
-    /// [`ConfigError::NoWindows`].
+    /// [`ConfigError::NoWindows`] without bounce windows.
     pub fn set_threshold(&mut self, bytes: u32) -> Result<bool, ConfigError> {
         let windows = self.windows.as_mut().ok_or(ConfigError::NoWindows)?;
         let before = std::mem::replace(&mut windows.config.threshold, bytes);

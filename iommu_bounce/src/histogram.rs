@@ -12,11 +12,11 @@ pub const BUCKETS: usize = 32;
 /// Histogram of durations. Recording takes a few additions and allocates nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Histogram {
-    /// Number of durations.
+    /// Number of recorded durations.
     pub count: u64,
-    /// Total nanoseconds.
+    /// Sum of all durations in nanoseconds.
     pub sum_ns: u64,
-    /// Nanoseconds of the longest duration.
+    /// Longest duration in nanoseconds.
     pub max_ns: u64,
     /// Durations by class: element n counts durations of at least 2^n and below 2^(n+1) nanoseconds. The first class includes 0,
     /// and the last class includes all longer durations.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Interruption of long requests while a thread waits. Long requests exist because the host pins gigabytes page by page.
+//! Interruption of long requests while a thread waits. Some requests take long, because the host pins gigabytes of memory page by page.
 //!
 //! A large range is mapped in steps. Between two steps, the engine checks whether the VMM wants to stop its vCPUs.
 
@@ -53,8 +53,7 @@ impl Steps {
         len > self.size
     }
 
-    /// Returns the bytes of the step at `iova`, if `len` bytes are left. Steps end at multiples of their size, as large pages
-    /// do.
+    /// Returns the size in bytes of the step at `iova`, if `len` bytes are left. Steps end at multiples of their size, as large pages do.
     pub(crate) fn len_at(&self, iova: u64, len: u64) -> u64 {
         (self.size - iova % self.size).min(len)
     }

@@ -44,7 +44,7 @@ pub struct HostLatency {
     pub unmap: Histogram,
 }
 
-/// One call in this many is timed.
+/// Number of calls of which one is timed.
 const EACH: u64 = 8;
 /// Number of timed calls after which the typical duration is known.
 const FEW: u64 = 8;
@@ -58,8 +58,8 @@ pub(crate) struct Calls {
     is_due: bool,
     /// Durations of the timed calls that count. A failed call does not count, because it may return before it has done any work.
     times: Histogram,
-    /// Nanoseconds of a typical call, or 0 while unknown. This is the median, because a call that waits for a CPU says nothing
-    /// about other calls.
+    /// Median of `times` in nanoseconds, or 0 while unknown. A mean would include calls that had to wait for a CPU, which say nothing about
+    /// other calls.
     pub(crate) typical_ns: u64,
 }
 

@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn closest_ranges_merge_first_but_not_across_the_msi_window() {
-        // The ranges between the usable ranges start at 0x100, 0x300, 0x380 and 0x610. The two at 0x300 and 0x380 are closest to each
-        // other. The MSI window lies between those at 0x380 and 0x610.
+        // The ranges between the usable ranges start at 0x100, 0x300, 0x380 and 0x610. The ranges at 0x300 and 0x380 are closest to each
+        // other. The MSI window lies between the ranges at 0x380 and 0x610.
         let usable = [0x110..=0x2ff, 0x310..=0x37f, 0x390..=0x4ff, 0x600..=0x60f, 0x620..=0xfff];
         assert_eq!(ranges(&usable, None, 21).len(), 5);
         let msi = (0x500, 0x5ff, true);

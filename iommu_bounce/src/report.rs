@@ -20,7 +20,7 @@ pub struct DomainReport {
     pub endpoints: Vec<EndpointId>,
     /// Number of host address spaces that hold the domain's mappings. Each mapping exists in each of these address spaces.
     pub address_spaces: usize,
-    /// Number of the driver's mappings.
+    /// Number of mappings that the driver made.
     pub mappings: u64,
     /// Bytes of guest RAM that the domain maps.
     pub mapped_bytes: u64,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Host address spaces. Each has a mapper, and records the ranges that the mapper failed to unmap.
+//! Host address spaces. Each address space has a mapper, and records the ranges that the mapper failed to unmap.
 //!
 //! Each address space of a domain maps everything that the domain has. In addition, an address space may hold *stuck* ranges: the domain no
-//! longer has such a range, but the mapper failed to unmap it. The address space records the range, the range's memory is not reused, and
-//! each request retries the unmap.
+//! longer has such a range, but the mapper failed to unmap it. The address space records the range, and each request retries the unmap.
+//! Until an unmap succeeds, the range's memory is not reused.
 
 mod devices;
 
@@ -118,7 +118,7 @@ impl Spaces {
         self.0.iter_mut().flatten()
     }
 
-    /// Returns all IDs.
+    /// Returns the IDs of all address spaces.
     pub(crate) fn ids(&self) -> Vec<SpaceId> {
         let taken = self.0.iter().enumerate().filter(|(_, space)| space.is_some());
         taken.map(|(id, _)| id).collect()
@@ -191,7 +191,7 @@ impl DomainPart<'_> {
     }
 }
 
-/// Returns everything that a domain has, with IOVA and length.
+/// Returns all mappings and chunks of a domain, with IOVA and length.
 fn parts<'d>(domain: &'d Domain, windows: Option<&'d Windows>) -> impl Iterator<Item = (u64, u64, DomainPart<'d>)> {
     let mappings =
         domain.mappings.iter().map(|(iova, mapping)| (iova, mapping.last - iova + 1, DomainPart::Ram(mapping)));
@@ -274,7 +274,7 @@ impl Space {
         self.max_mappings.is_none_or(|max| wanted <= usize::try_from(max).unwrap_or(usize::MAX))
     }
 
-    /// True if the host still maps a range that it should not.
+    /// True if a range is stuck in this address space.
     pub(crate) fn is_stuck(&self) -> bool {
         !self.stuck.is_empty()
     }
@@ -420,7 +420,7 @@ impl Space {
         outcome
     }
 
-    /// Unmaps one or more complete mappings, or a chunk. After an error, all of them are still mapped.
+    /// Unmaps one or more complete mappings, or a chunk. After an error, the whole range is still mapped.
     pub(crate) fn unmap(
         &mut self,
         iova: u64,

@@ -104,7 +104,7 @@ pub struct ChunkState {
     pub flags: u32,
 }
 
-/// Reason why a state cannot be restored. The engine is then as after a reset.
+/// Reason why a state cannot be restored. After the failed restore, the engine has the same state as after a reset.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum RestoreError {
     /// Another version wrote the state.
@@ -116,7 +116,7 @@ pub enum RestoreError {
     #[error("the engine already has domains: restore a state only to an engine that was just created or reset")]
     NotFresh,
     /// The driver had accepted features that this engine does not offer.
-    #[error("accepted is {0:#x}, but this engine offers only the features {1:#x}")]
+    #[error("the driver accepted the features {0:#x}, but this engine offers only the features {1:#x}")]
     Features(u64, u64),
     /// The window configuration does not match this engine.
     #[error("window: {0}")]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Test host: a mapper that records its calls and fails on request, guest RAM, and window chunks on the heap.
+//! Test host of the engine. It provides guest RAM, window chunks in anonymous memory, and a mapper that records its mappings and fails on
+//! request.
 //!
 //! Each part checks what the engine promises to its host, and panics if the engine breaks a promise.
 

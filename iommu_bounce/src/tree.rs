@@ -4,7 +4,7 @@
 //!
 //! The standard library's tree lacks two properties. First, a request must not allocate memory if the tree had as many nodes before. So
 //! free nodes are kept. Second, a mapping must take few bytes even if a guest leaves every node half full. The tree does not check for
-//! overlaps. The caller must.
+//! overlaps, so the caller must make sure that mappings do not overlap.
 
 mod node;
 mod pool;
@@ -209,7 +209,7 @@ impl MappingTree {
         assert!(self.height < MAX_HEIGHT, "the tree has room for 2^32 mappings, and the engine allows fewer");
     }
 
-    /// Refills a leaf that is less than half full from a neighbour, or merges the two.
+    /// Handles a leaf that is less than half full. Refills the leaf from a neighbour, or merges the leaf with the neighbour.
     fn rebalance_leaf(&mut self, path: &Path) {
         let Some(&(parent, place)) = path.steps[..self.height].last() else { return };
         if self.leaves.get(path.leaf).len() >= LEAF / 2 {
@@ -232,7 +232,7 @@ impl MappingTree {
         self.remove_child(path, left_place + 1);
     }
 
-    /// Returns the child of `parent` at `place` and an adjacent child: the index of the left one, the left child, and the right child.
+    /// Returns the child of `parent` at `place` and an adjacent child: the index of the left child, the left child, and the right child.
     fn neighbours(&self, parent: u32, place: usize) -> (usize, u32, u32) {
         let inner = self.inners.get(parent);
         let left = if place + 1 < inner.len() { place } else { place - 1 };

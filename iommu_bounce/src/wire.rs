@@ -50,7 +50,7 @@ impl Kind {
         })
     }
 
-    /// Returns the bytes of the readable part.
+    /// Returns the size of the readable part in bytes.
     fn readable_size(self) -> usize {
         match self {
             Self::Attach => readable::ATTACH,
@@ -63,7 +63,7 @@ impl Kind {
         }
     }
 
-    /// Returns the bytes of the writable part.
+    /// Returns the size of the writable part in bytes.
     pub(crate) fn writable_size(self, probe_size: u32) -> usize {
         match self {
             Self::Probe => probe_size as usize + TAIL_SIZE,
@@ -260,7 +260,7 @@ pub(crate) fn fail(kind: Kind, reply: &mut [u8], status: Status) -> usize {
     fill(reply, kind.filler(), status)
 }
 
-/// Writes the reply to a request that only reports success.
+/// Writes the reply to a successful request, for a reply that contains only the status.
 pub(crate) fn done(reply: &mut [u8]) -> usize {
     fill(reply, 0, Status::Ok)
 }

@@ -17,7 +17,7 @@ fn sources(dir: &Path, text: &mut String) {
     }
 }
 
-/// Returns the source text of all crates that have such tests.
+/// Returns the source text of all crates that have conformance tests.
 fn all_sources() -> String {
     let mut text = String::new();
     for dir in ["iommu_bounce/src", "iommu_bounce/tests", "devices/src", "devices/tests"] {

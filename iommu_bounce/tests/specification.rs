@@ -13,7 +13,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Returns the lines that the proposal adds, without their mark.
+/// Returns the lines that the patch with the proposal adds, without the leading `+`.
 fn proposal() -> Vec<String> {
     let patch = read("docs/specification/0001-virtio-iommu-Add-bounce-windows.patch");
     let added = patch.lines().filter(|line| !line.starts_with("+++")).filter_map(|line| line.strip_prefix('+'));
@@ -124,7 +124,7 @@ fn configuration_has_the_same_layout_everywhere() {
         ("bounce_threshold", config::BOUNCE_THRESHOLD),
     ] {
         assert_eq!(config::STANDARD_SIZE + proposed[name], offset, "{name} in the proposal");
-        // The standard structure comes first, as one field.
+        // In the guest's header, the standard structure is the first field of the structure.
         assert_eq!(config::STANDARD_SIZE + guest[name], offset, "{name} in the guest");
         assert!(
             protocol.lines().any(|line| line.starts_with(&format!("| {offset} |")) && line.contains(name)),

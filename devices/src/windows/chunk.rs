@@ -18,20 +18,20 @@ use super::region::Region;
 use crate::descriptors::check_reserve;
 use crate::sandbox::{self, Call, ThreadRole};
 
-/// Flags of `open` that write or create a file.
+/// Flags of `open` that open a file for writing, or create or truncate a file.
 const NOT_FOR_READING: u32 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC).cast_unsigned();
 
 /// Calls that open a file for reading.
 const OPENING: &[Call] =
     &[Call::Without(libc::SYS_open, 1, NOT_FOR_READING), Call::Without(libc::SYS_openat, 2, NOT_FOR_READING)];
 
-/// Role of the thread that reopens a chunk of window memory read-only, for a server.
+/// Role of the thread that opens a chunk of window memory again, read-only, for another process.
 pub const READER_ROLE: ThreadRole = ThreadRole { name: "window-reader", calls: &[OPENING] };
 
 /// Size of a huge page in bytes.
 pub(super) const HUGE_PAGE: u64 = 2 << 20;
 
-/// Memory of a chunk: zeroed, completely allocated, and sealed so that no other process can resize it. The host gets the memory back after
+/// Memory of a chunk: zeroed, completely allocated, and sealed so that no process can change its size. The host gets the memory back after
 /// the last descriptor is closed and the last mapping is removed.
 #[derive(Debug)]
 pub(super) struct Chunk {
@@ -66,7 +66,7 @@ impl Chunk {
                 debug!("a window chunk uses small pages, because the host cannot provide a huge page: {error}");
             }
         }
-        // Signals kick vCPU threads out of the guest. They can also interrupt an allocation.
+        // Signals kick vCPU threads out of the guest. Such a signal can also interrupt this call.
         retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, size))?;
         // `hand_out` adds F_SEAL_SEAL later, because its argument `permissions` determines the other seals.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
@@ -81,10 +81,9 @@ impl Chunk {
     /// Returns a file descriptor for another process. The descriptor allows exactly the accesses in `permissions`. Existing mappings do not
     /// change.
     ///
-    /// Returns `None` if no such descriptor is possible, in these cases:
-    /// * `permissions` is write-only.
-    /// * `permissions` includes write access, and the chunk consists of reserved huge pages. The other process could free and reallocate
-    ///   these pages, and only `F_SEAL_WRITE` prevents this.
+    /// Returns `None` if no such descriptor is possible, in these cases: * `permissions` is write-only. * `permissions` includes write
+    /// access, and the chunk consists of reserved huge pages. The other process could free and reallocate these pages, and only
+    /// `F_SEAL_WRITE`, which forbids all writes, prevents this.
     ///
     /// The other process can keep the chunk for ever. So the chunk must not be reused for another owner.
     ///
@@ -99,8 +98,8 @@ impl Chunk {
             return Ok(None);
         }
         if !self.handed_out {
-            // Another process could reopen a read-only descriptor for writing through /proc. So forbid all new writable mappings. This
-            // process already has a writable mapping.
+            // Another process could reopen a read-only descriptor for writing through /proc. So forbid all new writable mappings. The
+            // existing writable mapping of this process stays.
             let more = if writable { SealFlags::empty() } else { SealFlags::FUTURE_WRITE };
             fcntl_add_seals(&self.file, SealFlags::SEAL | more)?;
             self.handed_out = true;
@@ -232,8 +231,8 @@ mod tests {
         assert!(!chunk.is_handed_out());
     }
 
-    /// Returns three results. They are true if a chunk can be handed out for reads and writes, for reads only, and for writes only. Returns
-    /// `None` if the host cannot allocate the chunks.
+    /// Returns three results, which are true if a chunk can be handed out: for reads and writes, for reads only, and for writes only.
+    /// Returns `None` if the host cannot allocate the chunks.
     fn handed_out(size: u64, huge: bool) -> Option<[bool; 3]> {
         let chunks = [Permissions::READ | Permissions::WRITE, Permissions::READ, Permissions::WRITE];
         let out = chunks.map(|permissions| {

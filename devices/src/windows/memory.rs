@@ -38,7 +38,7 @@ pub struct WindowMemoryConfig {
     pub chunk_size: u64,
     /// Initial budget: the maximum number of bytes that the host allocates for chunks. [`WindowMemory::set_budget`] changes it.
     pub budget: u64,
-    /// True if chunks consist of huge pages of 2 MiB.
+    /// True if chunks consist of reserved huge pages of 2 MiB.
     pub hugepages: bool,
     /// Memory slots through which the guest sees window memory.
     pub slots: Arc<dyn MemorySlots>,
@@ -140,8 +140,9 @@ impl WindowMemory {
         self.shared.region_size
     }
 
-    /// Returns the bytes of window memory that the host has allocated: backed, stashed, or about to be freed. The scratch chunk does not
-    /// count. The result exceeds the budget only if the budget was lowered while more bytes were allocated.
+    /// Returns the number of bytes of window memory that the host has allocated. They include chunks that are backed, stashed, or about to
+    /// be freed. The scratch chunk does not count. The result exceeds the budget only if the budget was lowered while more bytes were
+    /// allocated.
     pub fn held_bytes(&self) -> u64 {
         lock(&self.shared.state).supply.held() * self.shared.chunk_size
     }
@@ -157,19 +158,21 @@ impl WindowMemory {
         self.shared.work.notify_one();
     }
 
-    /// Fills the stash if the driver has begun to use windows (`in_use` is true), and frees it if the driver has stopped.
+    /// Fills the stash if the driver has begun to use windows (`in_use` is true), and frees the chunks of the stash if the driver has
+    /// stopped.
     pub fn set_in_use(&self, in_use: bool) {
         lock(&self.shared.state).supply.set_in_use(in_use);
         self.shared.work.notify_one();
     }
 
-    /// Lets the next `attempts` attempts to map a chunk in the region fail with `ENOMEM`.
+    /// Makes the next `attempts` attempts to map a chunk in the region fail with `ENOMEM`.
     #[cfg(test)]
     pub(super) fn refuse_maps(&self, attempts: u32) {
         self.shared.region.refusals.store(attempts, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Returns the index of the chunk at `address` of this process. Returns `None` unless `len` is the whole chunk.
+    /// Returns the index of the chunk at `address` of this process. Returns `None` if no chunk starts at `address`, or `len` is not the
+    /// size of a chunk.
     pub(crate) fn find(&self, address: usize, len: usize) -> Option<u32> {
         self.shared.region.index(address).filter(|_| len as u64 == self.shared.chunk_size)
     }

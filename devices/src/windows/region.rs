@@ -28,7 +28,7 @@ pub(super) struct Region {
     count: usize,
     /// True if the region must stay mapped for ever, because the guest may still see it.
     is_kept: bool,
-    /// Registered name of the region, for messages about lost memory. `None` until the guest can see the region.
+    /// Registered name of the region, for messages about lost memory. `None` for a temporary region, which the guest never sees.
     name: Option<Registration>,
     /// Number of calls of [`map`](Self::map) that fail from now on, in tests.
     #[cfg(test)]
@@ -57,7 +57,7 @@ impl Region {
         })
     }
 
-    /// Registers the region as guest memory. `huge` is true if its chunks consist of huge pages.
+    /// Registers the region as guest memory. `huge` is true if the chunks of the region consist of reserved huge pages.
     pub(super) fn set_name(&mut self, huge: bool) {
         let supply = if huge { Supply::HugePages } else { Supply::Memory };
         let origin = Origin { name: "bounce windows".into(), supply, file: None, offset: 0, gpa: None };
@@ -78,8 +78,8 @@ impl Region {
         (self.place(index)?.address == address).then_some(index)
     }
 
-    /// Maps the start of `file` as chunk `index`, with all its pages present. Replaces the old mapping of the place. `file` has at least
-    /// the size of a chunk.
+    /// Maps the start of `file` as chunk `index`, and makes all pages of the mapping present. Replaces the old mapping of the place. `file`
+    /// must have at least the size of a chunk.
     ///
     /// # Errors
     /// The kernel rejected the mapping. The place then has its old mapping, or is inaccessible.
@@ -155,8 +155,8 @@ impl Region {
         }
     }
 
-    /// Keeps the region mapped when it is dropped, because the guest may still see part of it. No other mapping of this process may use its
-    /// addresses.
+    /// Keeps the region mapped even after this value is dropped, because the guest may still see part of it. No other mapping of this
+    /// process may use its addresses.
     pub(super) fn keep(&mut self) {
         self.is_kept = true;
     }

@@ -33,13 +33,13 @@ pub(super) struct SharedWindows {
 /// Content of a place in the region.
 #[derive(Debug)]
 pub(super) enum ChunkPlace {
-    /// No chunk was ever backed here. Nothing is mapped, and the place has no slot.
+    /// No chunk was ever backed at this place. Nothing is mapped, and the place has no slot.
     Fresh,
     /// A chunk that the engine uses.
     Backed(Chunk),
-    /// A chunk that the engine keeps and the guest does not see. The guest sees the scratch chunk.
+    /// A chunk that the engine keeps, hidden from the guest. The guest sees the scratch chunk instead.
     Parked(Chunk),
-    /// The scratch chunk.
+    /// The scratch chunk, because the chunk of this place was released.
     Released,
     /// An old mapping that could not be replaced yet. The place cannot be used, but its memory still counts as backed.
     Lost,
@@ -52,9 +52,9 @@ pub(super) struct Slot {
     number: u32,
 }
 
-/// State of window memory that changes, behind a lock.
+/// Changing part of the state of window memory. A lock protects it.
 pub(super) struct WindowState {
-    /// Guest-physical address of the region, once it has one.
+    /// Guest-physical address of the region, or `None` while the region has no address.
     pub(super) address: Option<u64>,
     pub(super) places: Vec<ChunkPlace>,
     /// Memory slot of each place that was ever backed.
@@ -122,7 +122,8 @@ impl SharedWindows {
         Ok(())
     }
 
-    /// Removes the slot of place `index`, which is unusable. If this fails, the slot stays recorded, and the next [`Self::show`] finds it.
+    /// Hides place `index`, which is unusable, from the guest by removing its slot. If the removal fails, the slot stays recorded, and the
+    /// next [`Self::show`] of the place finds the slot.
     pub(super) fn hide(&self, state: &mut WindowState, index: u32) {
         if let Some(slot) = state.slots.get_mut(index as usize)
             && let Err(error) = self.remove(slot)

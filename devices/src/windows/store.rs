@@ -21,7 +21,7 @@ impl WindowStore {
         Self(shared)
     }
 
-    /// Maps `chunk` at place `index` and makes it visible to the guest.
+    /// Maps `chunk` at place `index`, and makes the chunk visible to the guest.
     fn install(&self, state: &mut WindowState, index: u32, chunk: &Chunk) -> io::Result<()> {
         self.0.region.map(index, chunk)?;
         if state.address.is_none() {

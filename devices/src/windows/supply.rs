@@ -61,7 +61,7 @@ impl<C> Supply<C> {
         self.backed + self.busy + (self.stash.len() + self.retired.len()) as u64
     }
 
-    /// True if backed chunks use up the budget.
+    /// True if backed, parked and lost chunks use up the budget.
     pub(super) fn is_used_up(&self) -> bool {
         self.backed >= self.budget
     }
@@ -77,7 +77,7 @@ impl<C> Supply<C> {
         self.starved = false;
     }
 
-    /// Takes over a chunk that is no longer backed, for the stash's thread to drop.
+    /// Takes over a chunk that is no longer backed. The stash's thread then drops the chunk.
     pub(super) fn retire(&mut self, chunk: C) {
         self.backed -= 1;
         self.starved = false;
@@ -285,8 +285,8 @@ mod tests {
         }
     }
 
-    /// Runs `driver`, the stash's thread and `owner` concurrently, in all orders of events. loom also reports endless waits. In the end,
-    /// only the chunks that `driver` returns may be backed, and all existing chunks must be counted.
+    /// Runs `driver`, the stash's thread and `owner` concurrently, in all orders of events with at most three preemptions. loom also
+    /// reports endless waits. In the end, only the chunks that `driver` returns may be backed, and all existing chunks must be counted.
     fn check(budget: u64, driver: fn(&Model) -> Vec<Counted>, owner: fn(&Model)) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);

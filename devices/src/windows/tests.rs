@@ -38,7 +38,7 @@ fn place(index: u32) -> u64 {
     BAR + u64::from(index) * CHUNK
 }
 
-/// Waits until `held` chunks are allocated. Returns the number of allocated chunks at the end of the wait. The wait is limited.
+/// Waits, for a limited time, until `held` chunks are allocated. Returns the number of chunks that are allocated at the end of the wait.
 fn settle(windows: &WindowMemory, held: u64) -> u64 {
     let deadline = Instant::now() + Duration::from_secs(60);
     while windows.held_bytes() != held * CHUNK && Instant::now() < deadline {

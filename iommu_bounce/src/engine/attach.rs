@@ -85,8 +85,8 @@ impl Engine {
             self.evict_from(id);
         }
         if let Err(status) = self.settle_in_time(&[id], true) {
-            // These endpoints had no access before either: an earlier attempt failed (for example, because a range is stuck) or was
-            // postponed.
+            // These endpoints had no access before this call either. An earlier attempt to map the RAM failed (for example, because a range
+            // is stuck) or was postponed.
             log::debug!("virtio-iommu: endpoints in bypass mode have no access to RAM yet: {status:?}");
         }
     }
@@ -136,8 +136,8 @@ impl Engine {
         self.move_to(id, to)
     }
 
-    /// Moves the endpoint out of a shared address space into a spare one. If `new` is given, maps the new domain in the spare address
-    /// space.
+    /// Moves the endpoint out of a shared address space into a spare address space. If `new` is given, maps the new domain in the spare
+    /// address space.
     fn move_out(&mut self, id: EndpointId, new: Option<DomainId>) -> Result<SpaceId, Status> {
         let from = endpoint_mut(&mut self.endpoints, id).space;
         let group = self.spaces.get(from).group();
@@ -169,8 +169,8 @@ impl Engine {
         Ok(to)
     }
 
-    /// Replaces the old domain by the new one in an address space that the endpoint does not share. On an error, the old domain
-    /// is mapped again. If even that fails, the endpoint is attached to no domain.
+    /// Replaces the old domain by the new domain in an address space that the endpoint does not share. On an error, the old domain is
+    /// mapped again. If even that fails, the endpoint is attached to no domain.
     fn switch(&mut self, id: EndpointId, old: Option<DomainId>, new: DomainId) -> Result<SpaceId, Status> {
         let place = endpoint_mut(&mut self.endpoints, id).space;
         if self.domains.get(&new).is_some_and(|domain| !domain.chunks.is_empty() || domain.bypass) {

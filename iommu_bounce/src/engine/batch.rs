@@ -50,15 +50,15 @@ impl UnmapRequest {
         self.request.domain == next.request.domain && self.request.last.checked_add(1) == Some(next.request.start)
     }
 
-    /// True if the ranges of this request and of `next` overlap. `next` must not start below this one.
+    /// True if the ranges of this request and of `next` overlap. `next` must not start below the range of this request.
     fn overlaps(&self, next: &Self) -> bool {
         self.request.domain == next.request.domain && self.request.last >= next.request.start
     }
 }
 
 impl Engine {
-    /// Serves UNMAP requests. Each gets the same status as if the requests were served one by one. Adjacent requests share host
-    /// calls. This call reorders the requests.
+    /// Serves UNMAP requests. Each request gets the same status as if the requests were served one by one. Adjacent requests share host
+    /// calls. This call changes the order of `requests`.
     ///
     /// In the figures, the total duration is divided equally among the requests.
     pub fn handle_unmaps(&mut self, requests: &mut [UnmapRequest]) {
@@ -91,7 +91,7 @@ impl Engine {
             if together && self.unmap_together(neighbours).is_ok() {
                 neighbours.iter_mut().for_each(|unmap| unmap.status = Status::Ok);
             } else {
-                // After a host failure, each request gets its own status.
+                // Serve the requests one by one, so that each request gets its own status.
                 self.unmap_each(neighbours);
             }
         }

@@ -24,7 +24,7 @@ pub(super) const LONG: Duration = Duration::from_millis(500);
 /// Duration of the cooldown, as a multiple of the time that mapping all RAM took.
 pub(super) const REST: u32 = 16;
 
-/// Returns a bypass domain: all RAM in whole granules.
+/// Returns a bypass domain, which maps all whole granules of RAM.
 pub(super) fn identity(ram: &dyn GuestRam, granule: u64) -> Domain {
     let mut domain = Domain { bypass: true, ..Domain::default() };
     for mapping in ram.regions().into_iter().filter_map(|(gpa, len)| itself(gpa, len, granule)) {
@@ -65,9 +65,9 @@ fn forget_ram(
 }
 
 impl Engine {
-    /// Serves the driver's write to the configuration field `bypass`: unattached endpoints can access all RAM, or nothing. The
-    /// write is ignored if the feature was not accepted, or if the value is not 0 or 1. A write of 1 is also ignored during the
-    /// cooldown after a slow mapping of all RAM. If the host cannot map RAM for all endpoints, or the VMM
+    /// Serves the driver's write to the configuration field `bypass`. With 1, unattached endpoints can access all RAM. With 0, they can
+    /// access nothing. The write is ignored if the feature was not accepted, or if the value is not 0 or 1. A write of 1 is also ignored
+    /// during the cooldown after a slow mapping of all RAM. If the host cannot map RAM for all endpoints, or the VMM
     /// [interrupts](crate::Interrupt) the write, the field keeps its old value, which the driver can read back.
     pub fn write_bypass(&mut self, value: u8) {
         if self.accepted & feature::BYPASS_CONFIG == 0 || value > 1 {
@@ -102,7 +102,8 @@ impl Engine {
     /// Adds RAM at `[gpa, gpa + len)`, where the guest had no RAM. Endpoints in bypass mode can access the RAM from now on.
     ///
     /// # Errors
-    /// [`ConfigError::EndpointBypass`] if the host cannot map the RAM for one of these endpoints. Then no endpoint can access it.
+    /// [`ConfigError::EndpointBypass`] if the host cannot map the RAM for one of these endpoints. Then no endpoint can access the added
+    /// RAM.
     pub fn add_ram(&mut self, gpa: u64, len: u64) -> Result<(), ConfigError> {
         let Some(mapping) = itself(gpa, len, self.config.granule()) else { return Ok(()) };
         let bypassed = |domain: &&Domain| domain.bypass;
@@ -135,8 +136,8 @@ impl Engine {
     /// while, so a driver that guessed its address may have mapped it. All mappings that touch the region are unmapped and
     /// removed for all endpoints, including endpoints in bypass mode. [`GuestRam`] must no longer return the region.
     ///
-    /// Returns `false` if the host fails to unmap a range. Then an endpoint may still access the RAM, so its pages must not be
-    /// reused. Call again to retry.
+    /// Returns `false` if the host fails to unmap a range. Then an endpoint may still access the RAM, so its pages must not be reused. Call
+    /// this function again to retry the unmap.
     #[must_use]
     pub fn take_ram(&mut self, gpa: u64, len: u64) -> bool {
         self.retry_stuck();
@@ -153,8 +154,8 @@ impl Engine {
         self.counters.stuck_ranges == 0
     }
 
-    /// Maps more RAM in an address space that holds all RAM. An error names the endpoint that the address space was created for,
-    /// or an endpoint that cannot map the range.
+    /// Maps added RAM in an address space that holds all other RAM. An error names the endpoint that the address space was created for, or
+    /// an endpoint that cannot map the range.
     fn map_for_bypass(&mut self, id: SpaceId, mapping: &Mapping) -> Result<(), EndpointId> {
         let space = self.spaces.get(id);
         let covers = |id| self.endpoints.get(id).is_some_and(|endpoint| endpoint.can_map(mapping.gpa, mapping.last));
@@ -176,7 +177,7 @@ impl Engine {
         outcome
     }
 
-    /// Does the same as [`settle_all`](Self::settle_all), for one address space.
+    /// Like [`settle_all`](Self::settle_all), but for one address space.
     pub(super) fn settle(&mut self, id: SpaceId) -> Result<(), Status> {
         let space = self.spaces.get_mut(id);
         let endpoints = space.endpoints.iter().filter_map(|id| self.endpoints.get(id));

@@ -55,8 +55,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Maps the device memory of the state that [`restore`](Self::restore) received. Call this after all devices are restored, because only
-    /// then does the guest see their memory.
+    /// Maps the device memory of the state that [`restore`](Self::restore) received. Call this function after all devices are restored,
+    /// because only then does the guest see their memory.
     ///
     /// # Errors
     /// A [`RestoreError`] that names the failed mapping. Mappings that were restored before the failed mapping stay.
@@ -82,7 +82,7 @@ impl Engine {
 
     /// Unmaps the device memory at `[gpa, gpa + len)` for all endpoints, before the memory disappears from the guest's view.
     /// [`GuestRam::device`](crate::GuestRam::device) must no longer return this memory. Returns `false` if the host fails to unmap the
-    /// memory. Then an endpoint may still access the memory, so the memory must not be reused. Call again to retry.
+    /// memory. Then an endpoint may still access the memory, so the memory must not be reused. Call this function again to retry the unmap.
     pub fn revoke_device_memory(&mut self, gpa: u64, len: u64) -> bool {
         self.retry_stuck();
         let end = gpa.saturating_add(len);

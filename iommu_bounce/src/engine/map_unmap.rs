@@ -24,7 +24,7 @@ impl Engine {
         self.map_checked(&request, permissions, mmio)
     }
 
-    /// Maps device memory if `only_device`. Otherwise maps guest RAM, or device memory where the guest has no RAM.
+    /// Maps device memory if `only_device` is true. Otherwise maps guest RAM, or device memory where the guest has no RAM.
     pub(super) fn map_checked(
         &mut self,
         request: &wire::Map,
@@ -124,8 +124,8 @@ impl Engine {
 
     /// Removes all mappings in a range. The range must not split a mapping.
     ///
-    /// If the host fails to unmap a range, the status is `DEVERR`. That range stays mapped for all endpoints, and the driver can
-    /// retry.
+    /// If the host fails to unmap a range, the status is `DEVERR`. The range then stays mapped for all endpoints, and the driver can retry
+    /// the request.
     pub(super) fn unmap(&mut self, request: wire::Unmap) -> Result<(), Status> {
         let wire::Unmap { start, last, .. } = request;
         let cover = self.check_unmap(&request)?;

@@ -23,12 +23,12 @@ impl Engine {
         Some(self.config.limits.max_mapped_bytes).filter(|bytes| *bytes != u64::MAX)
     }
 
-    /// Changes the maximum bytes of mapped guest RAM. Existing mappings stay. If more is mapped, requests that map get `NOMEM`
-    /// until the total is below the limit. If the limit is raised, endpoints in bypass mode without access to RAM get access, as
-    /// far as the new limit allows.
+    /// Changes the maximum bytes of mapped guest RAM. Existing mappings stay. If more bytes are mapped than the limit allows, requests that
+    /// map RAM get `NOMEM`. If the limit is raised, endpoints in bypass mode without access to RAM get access, as far as the new limit
+    /// allows.
     ///
     /// # Errors
-    /// [`ConfigError::ZeroLimit`].
+    /// [`ConfigError::ZeroLimit`] if `bytes` is 0.
     pub fn set_max_mapped_bytes(&mut self, bytes: Option<u64>) -> Result<(), ConfigError> {
         if bytes == Some(0) {
             return Err(ConfigError::ZeroLimit("max_mapped_bytes"));

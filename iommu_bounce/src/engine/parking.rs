@@ -15,9 +15,8 @@ use crate::windows::Windows;
 use crate::{DomainId, SpaceId};
 
 impl Engine {
-    /// Resets the device as part of a reset of the VM. Call this while no vCPU runs and no endpoint can access memory. Chunks are
-    /// parked, and everything else is as after [`reset`](Self::reset). The configuration field `bypass` gets its initial value
-    /// again.
+    /// Resets the device as part of a reset of the VM. Call this function while no vCPU runs and no endpoint can access memory. Chunks are
+    /// parked, and everything else is as after [`reset`](Self::reset). The configuration field `bypass` gets its initial value again.
     pub fn system_reset(&mut self) {
         self.retry_stuck();
         for id in self.spaces.ids() {

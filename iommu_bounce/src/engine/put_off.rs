@@ -16,9 +16,8 @@ use crate::SpaceId;
 use crate::spec::Status;
 
 impl Engine {
-    /// Does the same as [`settle`](Self::settle) for several address spaces, as a consequence of a driver's request. The mapping
-    /// of RAM is postponed, without an error, if the batch has used up its time, if a thread waits, or, with `rests`,
-    /// during the cooldown.
+    /// Like [`settle`](Self::settle), but for several address spaces, as a consequence of a driver's request. The mapping of RAM is
+    /// postponed, without an error, if the batch has used up its time, if a thread waits, or, with `rests`, during the cooldown.
     pub(super) fn settle_in_time(&mut self, ids: &[SpaceId], rests: bool) -> Result<(), Status> {
         let began = Instant::now();
         let rests = rests && self.bypass_rests(began);
@@ -29,7 +28,7 @@ impl Engine {
                 // If a thread waits, map the RAM of at most one address space. If that RAM takes several steps, `settle` stops
                 // between steps, as a request does.
                 if rests || self.is_batch_spent(began.elapsed()) || (mapped && self.steps.end_here()) {
-                    // `end_here` records an interruption. Clear it, because nothing was interrupted.
+                    // `end_here` records an interruption. Clear the record, because nothing was interrupted.
                     self.steps.take_happened();
                     self.bypass_put_off = true;
                     continue;

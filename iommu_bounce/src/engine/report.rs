@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Figures of the windows of domains.
+//! Reports on the bounce windows and their domains.
 
 use std::ops::RangeInclusive;
 
@@ -13,15 +13,15 @@ use crate::{DomainId, EndpointId};
 /// Window of one domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DomainWindow {
-    /// The domain.
+    /// Number of the domain.
     pub domain: DomainId,
     /// Endpoints attached to the domain.
     pub endpoints: Vec<EndpointId>,
-    /// Chunks that the domain's devices may only read.
+    /// Number of chunks that the domain's devices may only read.
     pub read_chunks: u64,
-    /// Chunks that the domain's devices may only write.
+    /// Number of chunks that the domain's devices may only write.
     pub write_chunks: u64,
-    /// Chunks that the domain's devices may read and write.
+    /// Number of chunks that the domain's devices may read and write.
     pub read_write_chunks: u64,
 }
 
@@ -58,7 +58,7 @@ impl Engine {
         self.windows.as_ref().map_or(0, |windows| windows.config.threshold)
     }
 
-    /// Returns the bytes of a chunk, or 0 without bounce windows.
+    /// Returns the size of a chunk in bytes, or 0 without bounce windows.
     pub fn chunk_size(&self) -> u64 {
         self.windows.as_ref().map_or(0, |windows| windows.chunk_size())
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Saving and restoring of the engine's state. A state comes from a file or a network, so it is checked like requests.
+//! Saves and restores the engine's state. A state comes from a file or a network, so it is checked like requests.
 
 use super::{Engine, permissions};
 use crate::Fault;
@@ -62,7 +62,8 @@ impl Engine {
     /// memory, after the guest sees it.
     ///
     /// # Errors
-    /// A [`RestoreError`] that names the rejected part. The engine is then as after [`system_reset`](Self::system_reset).
+    /// A [`RestoreError`] that names the rejected part. After an error, the engine has the same state as after
+    /// [`system_reset`](Self::system_reset).
     pub fn restore(&mut self, state: &EngineState) -> Result<(), RestoreError> {
         if !self.domains.is_empty() {
             return Err(RestoreError::NotFresh);
@@ -98,7 +99,7 @@ impl Engine {
             && (start, end) != own
         {
             let rule = format!(
-                "the saved aperture is {start:#x} to {end:#x}, but this engine's is {:#x} to {:#x}",
+                "the saved aperture is {start:#x} to {end:#x}, but this engine has the aperture {:#x} to {:#x}",
                 own.0, own.1
             );
             return Err(RestoreError::Window(rule));

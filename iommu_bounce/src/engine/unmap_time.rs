@@ -46,8 +46,8 @@ impl Engine {
         self.check_sum(more, more.saturating_mul(call))
     }
 
-    /// True if there are so few mappings that their time is not checked. The check uses an upper bound that is quick to calculate, as if
-    /// each domain were in all address spaces.
+    /// True if there are so few mappings that their time is not checked. This function counts each domain as if it were in all address
+    /// spaces, which gives an upper bound quickly.
     fn are_few(&self, more: u64) -> bool {
         self.counters.mappings.saturating_mul(self.endpoints.len() as u64).saturating_add(more) <= ALWAYS
     }

@@ -41,7 +41,7 @@ pub struct TestChunks {
     probe: ChunkProbe,
 }
 
-/// View of a [`TestChunks`] that can control it while the engine owns it.
+/// Handle that controls a [`TestChunks`] while the engine owns the store.
 #[derive(Clone, Debug)]
 pub struct ChunkProbe(Arc<Mutex<State>>);
 
@@ -59,7 +59,7 @@ impl TestChunks {
         }
     }
 
-    /// Returns a view of this store that stays valid when the engine takes the store.
+    /// Returns a handle of this store that stays valid when the engine takes the store.
     pub fn probe(&self) -> ChunkProbe {
         self.probe.clone()
     }
@@ -100,7 +100,7 @@ impl ChunkProbe {
         self.state().watched.push(mapper);
     }
 
-    /// Sets whether `recover` can release lost chunks. Initially, it cannot.
+    /// Sets whether `recover` can release lost chunks. Initially, `recover` cannot release them.
     pub fn set_recovers(&self, recovers: bool) {
         self.state().recovers = recovers;
     }

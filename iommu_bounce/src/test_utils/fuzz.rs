@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Sequences of requests and events for the engine, encoded in bytes: for a fuzzer, and for replaying its inputs.
+//! Sequences of requests and events for the engine, encoded in bytes. A fuzzer generates such bytes, and a test replays stored inputs of
+//! the fuzzer.
 
 use std::sync::Arc;
 
@@ -140,7 +141,7 @@ pub fn requests(data: &[u8]) {
     host.mappers.iter().for_each(MapperProbe::heal);
     host.group.heal();
     host.chunks.heal();
-    // The system reset ends bypass. Windows are not accepted any more, so the second reset releases the parked chunks.
+    // The system reset ends bypass. The next driver accepts no windows, so the parked chunks are released.
     engine.system_reset();
     engine.accept_features(0);
     engine.reset();

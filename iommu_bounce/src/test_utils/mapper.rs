@@ -20,7 +20,7 @@ pub struct HostMapping {
     pub len: u64,
     /// Address in the host's address space.
     pub host_address: usize,
-    /// Accesses that the device is allowed.
+    /// Accesses that the device may make.
     pub permissions: Permissions,
 }
 
@@ -107,7 +107,7 @@ enum Failure {
 #[derive(Debug)]
 pub struct RecordingMapper(MapperProbe);
 
-/// View of a [`RecordingMapper`] that can control it while the engine owns it.
+/// Handle that controls a [`RecordingMapper`] while the engine owns the mapper.
 #[derive(Clone, Debug)]
 pub struct MapperProbe(Arc<Mutex<State>>);
 
@@ -142,7 +142,7 @@ impl RecordingMapper {
         self
     }
 
-    /// Returns a view of this mapper that stays valid when the engine takes the mapper.
+    /// Returns a handle of this mapper that stays valid when the engine takes the mapper.
     pub fn probe(&self) -> MapperProbe {
         self.0.clone()
     }
@@ -166,7 +166,7 @@ impl MapperProbe {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if both are views of the same mapper.
+    /// True if both handles belong to the same mapper.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

@@ -72,7 +72,7 @@ impl TestRam {
         self
     }
 
-    /// Makes the devices' memory visible to the guest, or hides it. Revoke it from the engine before hiding it.
+    /// Makes the devices' memory visible to the guest, or hides it. Before hiding the memory, revoke it from the engine.
     pub fn show_device(&self, shown: bool) {
         for device in &self.devices {
             device.shown.store(shown, Ordering::Relaxed);

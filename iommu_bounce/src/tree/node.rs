@@ -133,7 +133,7 @@ impl Leaf {
         self.move_head(self.len(), left);
     }
 
-    /// Divides the entries of this leaf and the next one equally. Returns the new separator.
+    /// Divides the entries of this leaf and the next leaf `right` equally between the two leaves. Returns the new separator of the leaves.
     pub(super) fn share(&mut self, right: &mut Self) -> u64 {
         let half = (self.len() + right.len()) / 2;
         match self.len().checked_sub(half) {
@@ -241,7 +241,8 @@ impl Inner {
         self.move_head(self.len(), left, separator);
     }
 
-    /// Divides the children of this node and the next one equally. `separator` is their old separator. Returns the new one.
+    /// Divides the children of this node and the next node `right` equally between the two nodes. `separator` is the old separator of the
+    /// nodes. Returns their new separator.
     pub(super) fn share(&mut self, right: &mut Self, separator: u64) -> u64 {
         let half = (self.len() + right.len()) / 2;
         right.keys[0] = separator;

@@ -7,8 +7,8 @@ pub(super) const NIL: u32 = u32::MAX;
 
 /// Number of nodes in each of the first blocks. The number is small, so that a small domain takes little memory.
 const SMALLEST: usize = 8;
-/// Size of a new block, as a fraction of the existing nodes. Large blocks cause fewer cache misses, but a block that is too large
-/// wastes memory.
+/// Divisor of the number of existing nodes, which gives the number of nodes in a new block. Large blocks cause fewer cache misses, but a
+/// block that is too large wastes memory.
 const GROWTH: usize = 16;
 /// Low bits of a node's number, which give its place in its block. The high bits give the block.
 const PLACE_BITS: u32 = 20;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the tree against the standard library's tree, and of its shape.
+//! Tests that compare the tree with the standard library's tree, and check the tree's shape.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Model of the device's behaviour, as simple as possible: lists, and no host.
+//! Model of the device's behaviour. It is as simple as possible: it uses plain collections, and has no host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -21,9 +21,9 @@ pub(crate) const DEAD: u32 = 1 << 31;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Domain {
     pub(crate) bypass: bool,
-    /// First IOVA, last IOVA, gpa, flags.
+    /// First IOVA, last IOVA, guest-physical address and flags of each mapping.
     pub(crate) mappings: Vec<(u64, u64, u64, u32)>,
-    /// IOVA and flags.
+    /// IOVA and flags of each chunk.
     pub(crate) chunks: Vec<(u64, u32)>,
 }
 

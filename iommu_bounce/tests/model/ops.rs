@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Events of a device: requests and failures of the host.
+//! Events of the model test: requests, other events of the device, and failures of the host.
 
 use iommu_bounce::test_utils as encode;
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ pub(crate) enum Op {
         start: u64,
         pages: u64,
     },
-    /// UNMAPs that are served together: domain, start, pages.
+    /// UNMAPs that are served together. Each UNMAP has a domain, a first page and a number of pages.
     Unmaps(Vec<(u32, u64, u64)>),
     Probe {
         endpoint: u32,
@@ -46,7 +46,7 @@ pub(crate) enum Op {
     Reset {
         features: u64,
     },
-    /// Reset of the whole VM, followed by the actions of Reset.
+    /// Reset of the whole VM, followed by the actions of [`Reset`](Self::Reset).
     SystemReset {
         features: u64,
     },
@@ -56,7 +56,7 @@ pub(crate) enum Op {
     SetBudget {
         chunks: u64,
     },
-    /// Sets the cap on mapped bytes. `None` removes it.
+    /// Sets the cap on mapped bytes. `None` removes the cap.
     SetMaxMapped {
         pages: Option<u64>,
     },

@@ -339,7 +339,7 @@ impl Rig {
         self.engine.reset();
     }
 
-    /// Checks that after a reset nothing is left on the host except lost chunks.
+    /// Checks the host after a reset. Nothing may be mapped, and only lost chunks may be backed.
     pub(crate) fn check_empty(&self) {
         assert!(self.all_mappers().all(MapperProbe::is_empty));
         let counters = self.engine.counters();

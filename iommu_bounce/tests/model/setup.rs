@@ -18,6 +18,6 @@ pub(crate) const RAM_PAGES: u64 = 40;
 pub(crate) const DEVICE_PAGES: Range<u64> = RAM_PAGES..RAM_PAGES + 4;
 /// File that the guest sees as memory, directly after the registers.
 pub(crate) const FILE_PAGES: Range<u64> = DEVICE_PAGES.end..DEVICE_PAGES.end + 4;
-/// Endpoint that is bound to its address space. The host can move the others.
+/// Endpoint that is bound to its address space. The host can move the other endpoints.
 pub(crate) const BOUND: u32 = 1;
 pub(crate) const ENDPOINTS: RangeInclusive<u32> = 1..=4;

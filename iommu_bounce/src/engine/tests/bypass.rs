@@ -220,7 +220,7 @@ fn shared_address_space_in_bypass_holds_ram_once() {
     rig.assert_host_is_clean();
 }
 
-/// RAM that is added later: address and size.
+/// Address and size of the RAM that a test adds later.
 const LATER: (u64, usize) = (2 << 32, 0x20_0000);
 
 /// Returns an engine with endpoint 1 in a bypass domain, endpoint 2 in another domain, and endpoint 3 unattached.
@@ -262,7 +262,7 @@ fn ram_that_one_mapper_cannot_map_is_added_for_no_endpoint() {
 fn ram_refused_after_a_driver_maps_it_is_unmapped_everywhere() {
     let mut rig = rig_with_later_ram();
     let len = LATER.1 as u64;
-    // Map the whole region, its last page once more, and a page outside of the region.
+    // Map the whole region, map its last page a second time, and map a page outside of the region.
     rig.all_ok([map(2, 0, len - 1, LATER.0, BOTH), map(2, len, len + PAGE - 1, LATER.0 + len - PAGE, READ)]);
     rig.all_ok([map(2, 2 * len, 2 * len + PAGE - 1, 0xf_f000, READ), attach(3, 2)]);
     assert!(rig.engine.take_ram(LATER.0, len));

@@ -80,7 +80,7 @@ fn unmap_that_cannot_be_undone_succeeds_after_host_recovers() {
     assert_eq!(rig.mapper(2).mappings().len(), 2, "it is stuck");
     assert_eq!(rig.engine.counters().mappings, 1);
     assert_eq!(rig.engine.counters().stuck_ranges, 1);
-    // The domain gets no more mappings, and the stuck range is not reported as removed.
+    // The domain gets no more mappings, and an UNMAP of the stuck range does not succeed.
     assert_eq!(rig.status(&map(1, 0x1000, 0x1fff, 0, READ)), DEVERR);
     assert_eq!(rig.status(&window_add(1, BOTH, APERTURE)), DEVERR);
     assert_eq!(rig.status(&unmap(1, 0x1000, 0x1fff)), DEVERR);

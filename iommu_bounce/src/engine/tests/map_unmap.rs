@@ -182,11 +182,11 @@ fn map_across_regions_of_ram_maps_each_part() {
     rig.assert_host_is_clean();
 }
 
-/// Examples of section 5.13.6.5, in pages.
+/// Sends the UNMAPs of the examples in section 5.13.6.5. One address of an example is one page here.
 #[test]
 fn unmap_follows_the_examples_of_the_specification() {
     let page = |first: u64, last: u64| (first * PAGE, last * PAGE + PAGE - 1);
-    // Mappings, the range to unmap, the status of the UNMAP, and the number of remaining mappings.
+    // Each case has the mappings, the range to unmap, the status of the UNMAP, and the number of remaining mappings.
     type Range = (u64, u64);
     let cases: [(&[Range], Range, u8, usize); 7] = [
         (&[], page(0, 4), OK, 0),

@@ -25,7 +25,7 @@ fn map_above_the_cap_gets_nomem_and_changes_nothing() {
     let after = rig.engine.counters();
     assert_eq!((after.mappings, after.mapped_bytes, after.host_maps), (1, 4 * PAGE, before.host_maps));
     assert_eq!(rig.mapper(1).mappings().len(), 1);
-    // Mappings are allowed up to the cap exactly. An UNMAP makes room.
+    // The total may reach the cap exactly. An UNMAP makes room for a new mapping.
     rig.all_ok([map(1, 0x10_0000, 0x10_0000 + 2 * PAGE - 1, 0, BOTH)]);
     assert_eq!(rig.status(&map(1, 0x20_0000, 0x20_0fff, 0, BOTH)), NOMEM);
     rig.all_ok([unmap(1, 0, 0xf_ffff), map(1, 0x20_0000, 0x20_0fff, 0, BOTH)]);
@@ -81,7 +81,7 @@ fn lowered_cap_keeps_mappings_and_refuses_new_ones() {
 #[test]
 fn attach_counts_what_it_maps_and_what_it_unmaps() {
     let mut rig = rig();
-    // Endpoint 3 maps two more pages, which fit.
+    // The attach maps two more pages for endpoint 3, which the cap allows.
     rig.all_ok([attach(3, 1)]);
     rig.all_ok([detach(3, 1), attach(3, 2), map(2, 0, 3 * PAGE - 1, 0, READ)]);
     assert_eq!(rig.status(&attach(3, 1)), OK, "it unmaps more than it maps");
@@ -90,7 +90,7 @@ fn attach_counts_what_it_maps_and_what_it_unmaps() {
     // Endpoint 1 would map three pages instead of two, which exceeds the cap. So the endpoint stays in its domain.
     assert_eq!(rig.status(&attach(1, 3)), NOMEM);
     assert_eq!((rig.mapper(1).mapped_bytes(), rig.engine.counters().mapped_bytes), (2 * PAGE, MAX));
-    // A lowered cap allows a move to a domain that maps no more than the old one.
+    // Even above a lowered cap, an endpoint can move to a domain that maps no more than its old domain.
     rig.engine.set_max_mapped_bytes(Some(PAGE)).unwrap();
     rig.all_ok([attach(2, 1)]);
 }
@@ -107,14 +107,14 @@ fn bypass_above_the_cap_is_refused() {
     rig.engine.bypass_rests = None;
     rig.engine.write_bypass(1);
     assert_eq!(rig.engine.config_space()[36], 1);
-    // An endpoint that leaves its domain then has no access.
+    // With a low cap, an endpoint that leaves its domain has no access.
     rig.engine.set_max_mapped_bytes(Some(MAX)).unwrap();
     assert_eq!(rig.status(&detach(1, 1)), NOMEM);
     assert!(rig.mapper(1).is_empty());
     assert!(matches!(rig.engine.add_ram(1 << 33, 0x10_0000), Err(ConfigError::EndpointBypass(_))));
 }
 
-/// All RAM of a rig.
+/// Bytes of RAM in a rig.
 const RAM: u64 = SECOND_REGION + 0x20_0000;
 
 /// Returns an engine whose endpoints are in bypass mode from the start. The cap is below the size of RAM.

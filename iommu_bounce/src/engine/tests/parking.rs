@@ -8,7 +8,7 @@ use super::*;
 use crate::DmaMapper;
 use crate::test_utils::*;
 
-/// Returns a rig before a reset of the VM. Endpoints 1 and 2 are in separate domains, with a chunk each.
+/// Returns a rig whose VM was not reset yet. Endpoints 1 and 2 are in separate domains, and each domain has a chunk.
 fn windowed() -> Rig {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), attach(2, 2), map(1, 0, 0xfff, 0, READ)]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of figures per domain and endpoint.
+//! Tests of the counts and durations for each domain and endpoint.
 
 use super::*;
 use crate::test_utils::*;

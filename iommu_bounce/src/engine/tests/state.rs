@@ -6,7 +6,7 @@ use super::*;
 use crate::test_utils::*;
 use crate::{EngineState, Fault, FaultReason, Permissions, RestoreError};
 
-/// Returns a rig whose guest has made domains, mappings, a chunk and a fault.
+/// Returns a rig whose guest has created domains, mappings and a chunk, and has caused a fault.
 fn lived() -> Rig {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), attach(2, 1), map(1, 0, 0x2fff, 0x8000, READ)]);
@@ -52,7 +52,7 @@ fn state_that_is_refused_leaves_a_fresh_engine() {
     type Spoil = fn(&mut EngineState);
     let cases: [(Spoil, &str); 15] = [
         (|s| s.version = 2, "version 2"),
-        (|s| s.accepted |= 1 << 3, "accepted is"),
+        (|s| s.accepted |= 1 << 3, "the driver accepted the features"),
         (|s| s.window = None, "both have bounce windows"),
         (|s| s.window.as_mut().unwrap().budget = 1 << 40, "window: the window budget"),
         (

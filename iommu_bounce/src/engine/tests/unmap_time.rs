@@ -8,7 +8,7 @@ use super::*;
 use crate::test_utils::*;
 use crate::{EngineConfig, Limits, MapperLimits};
 
-/// More mappings than a slow host may have.
+/// Number of mappings that exceeds the limit for a slow host.
 const MANY: u64 = 5000;
 
 /// Returns an engine whose endpoint 1 has a host that takes `call` for each map call.
@@ -20,7 +20,7 @@ fn rig(call: Duration, max_unmap_time: Duration) -> Rig {
     rig
 }
 
-/// Maps pages with gaps between them until one is rejected. Returns the number of mapped pages.
+/// Maps pages with gaps between them until a MAP is rejected. Returns the number of mapped pages.
 fn fill(rig: &mut Rig, domain: u32) -> u64 {
     let one = |page: &u64| (page * 2 * PAGE, page * 2 * PAGE + PAGE - 1);
     let outcomes = (0..MANY).map(|page| {
@@ -60,7 +60,8 @@ fn mappings_count_once_per_address_space_in_the_domain() {
     let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
     assert_eq!(fill(&mut slow, 1), 4096);
     assert_eq!(slow.status(&attach(2, 1)), NOMEM);
-    // Remove half of the mappings. The other 2048 then count once for each of the two endpoints, which makes exactly the allowed 4096.
+    // Remove half of the mappings. The other 2048 mappings then count once for each of the two endpoints, which makes exactly the allowed
+    // 4096.
     let half = 2048 * 2 * PAGE;
     slow.all_ok([unmap(1, half, 2 * half - 1), attach(2, 1)]);
     assert_eq!(slow.status(&map(1, half, half + PAGE - 1, 0, READ)), NOMEM);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of WINDOW_ADD and WINDOW_DEL: each row of the protocol's table of statuses, and the resulting state.
+//! Tests of WINDOW_ADD and WINDOW_DEL. They cover each row of the protocol's table of statuses, and the resulting state.
 
 use super::*;
 use crate::test_utils::*;
