@@ -321,7 +321,7 @@ impl Space {
             if !self.tables_were_full {
                 self.tables_were_full = true;
                 warn!(
-                    "virtio-iommu: endpoint {:#x}: mappings fail, because they are spread over too many places and need more page tables than allowed",
+                    "virtio-iommu: endpoint {:#x}: MAP requests at new addresses fail, because the host's page tables for the endpoint have reached their maximum size",
                     self.name
                 );
             }

@@ -225,7 +225,7 @@ impl Interrupts {
         if let Err(error) = outcome
             && self.throttle.pass()
         {
-            error!("{}: cannot update {what}: {error}", self.name);
+            error!("{}: cannot change the host's setup of {what}: {error}", self.name);
         }
     }
 }

@@ -44,7 +44,7 @@ impl Intx {
             host.unmask_intx_by(&self.served).inspect_err(|_| {
                 // Without an event that unmasks INTx, the device would interrupt only once.
                 if let Err(error) = host.disable_irqs(IrqKind::Intx) {
-                    warn!("cannot disable INTx: {error}");
+                    warn!("the host cannot disable INTx of a device: {error}");
                 }
             })
         });
@@ -62,7 +62,7 @@ impl Intx {
         if std::mem::take(&mut self.is_connected)
             && let Err(error) = self.line.disconnect(&self.raise)
         {
-            warn!("interrupt line {}: cannot disconnect a device: {error}", self.line.number());
+            warn!("cannot disconnect a host device from interrupt line {} of the guest: {error}", self.line.number());
         }
     }
 }

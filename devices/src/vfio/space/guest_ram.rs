@@ -67,7 +67,7 @@ impl GuestRamMapping {
             Ok(done) => error!("VFIO unmapped only {done:#x} of {len:#x} bytes of guest RAM at {start:#x}"),
             // The container's last device is closed, so the kernel's address space no longer exists.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-            Err(error) => error!("cannot unmap guest RAM at {start:#x}: {error}"),
+            Err(error) => error!("VFIO cannot unmap guest RAM at {start:#x}: {error}"),
         }
     }
 }

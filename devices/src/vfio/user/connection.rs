@@ -456,7 +456,7 @@ impl Drop for Connection {
         if let Some(reader) = self.reader.take()
             && reader.join().is_err()
         {
-            error!("{}: the thread that listens to the vfio-user server panicked", self.shared.name);
+            error!("{}: the thread that reads messages of the vfio-user server panicked", self.shared.name);
         }
     }
 }

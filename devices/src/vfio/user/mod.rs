@@ -122,14 +122,14 @@ impl UserServer {
     pub fn take_back(&self, region: &RamRegion) {
         let (gpa, len) = (region.start_addr().raw_value(), region.len());
         if let Err(error) = self.client.unmap(gpa, len) {
-            warn!("{}: cannot take guest RAM at {gpa:#x} back: {error}", self.client.name());
+            warn!("{}: cannot withdraw guest RAM at {gpa:#x} from the vfio-user server: {error}", self.client.name());
         }
         self.take_from_table(gpa, len);
     }
 
     fn take_from_table(&self, gpa: u64, len: u64) {
         if let Err(error) = self.table.remove(gpa, len, |_, _| {}) {
-            warn!("{}: cannot take guest RAM at {gpa:#x} back: {error:?}", self.client.name());
+            warn!("{}: cannot withdraw guest RAM at {gpa:#x} from the vfio-user server: {error:?}", self.client.name());
         }
     }
 
