@@ -183,7 +183,7 @@ pub enum VfioPciError {
         /// Description of the impossible value.
         what: String,
     },
-    /// A request to VFIO failed.
+    /// An operation failed with an error from the host's kernel.
     #[error("{what}: {source}")]
     Host {
         /// Operation that failed, and its object.
@@ -191,7 +191,7 @@ pub enum VfioPciError {
         /// Error from the host's kernel.
         source: io::Error,
     },
-    /// A request to VFIO failed.
+    /// An operation failed with an error from the `vfio-ioctls` crate.
     #[error("{what}: {source}")]
     Vfio {
         /// Operation that failed, and its object.
@@ -202,7 +202,7 @@ pub enum VfioPciError {
 }
 
 impl VfioPciError {
-    /// True if the user can fix the error: a wrong path, a device that is not bound to VFIO, or missing rights. All other
+    /// True if the user can fix the error, such as a wrong path, a device that is not bound to VFIO, or missing rights. All other
     /// errors are failures of the host or the device.
     pub fn is_user_error(&self) -> bool {
         !matches!(self, Self::Nonsense { .. } | Self::Host { .. } | Self::Vfio { .. })

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! VFIO: functions of the host passed through to the guest, and the host side of their DMA.
+//! VFIO passthrough. Exposes functions of the host to the guest, and manages the host side of their DMA.
 //!
 //! - [`function`] exposes a host function as a PCI function of the guest ([`VfioPciDevice`]).
 //! - [`space`] holds the host's I/O address spaces ([`DmaSpace`]): containers of VFIO's type 1 back end or IOASes of

@@ -10,8 +10,8 @@ pub(crate) const PAGE: u64 = 4096;
 const MOST_AREAS: usize = 16;
 
 /// Returns the areas of a BAR that the guest may access without an exit. The BAR has `size` bytes. The areas consist of whole pages that
-/// lie in the `mappable` areas and contain no byte of the `trapped` ranges. A mappable area is an offset and a size, as the host reports
-/// it. The result is sorted, and its areas do not touch.
+/// lie in the `mappable` areas and contain no byte of the `trapped` ranges. Each mappable area has an offset and a size, as the host
+/// reports them. The result is sorted, and its areas do not touch.
 pub(crate) fn direct_areas(size: u64, mappable: &[(u64, u64)], trapped: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut areas: Vec<Range<u64>> = mappable
         .iter()

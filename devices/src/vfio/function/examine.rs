@@ -135,7 +135,7 @@ fn dword(host: &dyn HostFunction, offset: u16) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Returns the BARs. Configuration space tells their kinds, and VFIO reports their sizes.
+/// Returns the BARs. Reads their kinds from configuration space, and asks VFIO for their sizes.
 fn bars(name: &str, host: &dyn HostFunction) -> Result<Vec<Bar>, VfioPciError> {
     let mut bars = Vec::new();
     let mut index = 0;

@@ -14,9 +14,9 @@ use crate::vfio::space::Attachable;
 pub(crate) trait ConfigAccess: Send + Sync {
     /// Returns the size of configuration space in bytes: 256, or 4096 with extended configuration space.
     fn config_size(&self) -> u64;
-    /// Reads bytes. On failure `data` stays unchanged.
+    /// Reads configuration space from `offset` on. On failure `data` stays unchanged.
     fn read_config(&self, offset: u16, data: &mut [u8]);
-    /// Writes bytes.
+    /// Writes configuration space from `offset` on.
     fn write_config(&self, offset: u16, data: &[u8]);
 }
 
@@ -67,7 +67,7 @@ pub(crate) trait HostFunction: ConfigAccess {
     fn unmask_intx_by(&self, event: &EventFd) -> io::Result<()>;
     /// Disables interrupts of a kind.
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
-    /// Resets the function. Returns `false` if the host has no way to reset it. The first call after the function was opened may do
+    /// Resets the function. Returns `false` if the host cannot reset the function. The first call after the function was opened may do
     /// nothing. Fails with `WouldBlock` while the host holds the function, for example while the host unbinds the function from its host
     /// driver.
     fn reset(&self) -> io::Result<bool>;

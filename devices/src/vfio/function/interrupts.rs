@@ -3,9 +3,10 @@
 //! Interrupts of a passed-through function. Sets VFIO's events as the guest's MSI and MSI-X registers require. INTx is enabled whenever MSI
 //! and MSI-X are both disabled.
 //!
-//! Vectors are scarce on the host, which has about 200 vectors per CPU for all devices. A function may have 2048 vectors, but a guest uses
-//! only as many as it has vCPUs. So Carom enables MSI-X vectors in VFIO only up to the highest vector that the guest has unmasked. The
-//! number of enabled vectors is rounded up to a power of two. When the guest unmasks a higher vector, Carom enables more vectors.
+//! Vectors are scarce on the host, which has about 200 vectors per CPU for all devices. A function may have 2048 vectors, but a driver
+//! usually uses only one vector for each vCPU. So Carom enables MSI-X vectors in VFIO only up to the highest vector that the guest has
+//! unmasked. The number of enabled vectors is rounded up to a power of two. When the guest unmasks a higher vector, Carom enables more
+//! vectors.
 
 use std::io;
 use std::sync::Arc;

@@ -72,9 +72,9 @@ impl HostFunctionPath {
         Some(Path::new("/dev/vfio/devices").join(entry.file_name()))
     }
 
-    /// Returns the ranges of the host's bus addresses, in whole pages, where DMA of the function may reach another function instead of
-    /// the host's IOMMU. These ranges are the BARs and bridge windows of the function's IOMMU group. The list is empty if the function is
-    /// alone in its group, because the host then isolates it from all other functions (ACS).
+    /// Returns ranges of bus addresses, in whole pages. DMA of the function to these ranges may reach another function instead of the
+    /// host's IOMMU. The ranges are the BARs and bridge windows of the function's IOMMU group. The list is empty if the function is alone
+    /// in its group, because the host then isolates it from all other functions (ACS).
     pub fn peer_memory(&self) -> Vec<RangeInclusive<u64>> {
         let Ok(entries) = fs::read_dir(self.path.join("iommu_group/devices")) else { return Vec::new() };
         let functions: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();

@@ -421,7 +421,7 @@ fn reset_stops_dma_and_interrupts_and_keeps_the_assigned_bars() {
     assert_eq!(m.host.events(), [Event::Enable(IrqKind::Msix, 1)]);
 }
 
-/// Forwards each notice to a test, with the device's names.
+/// Forwards each notice to a test, with the device's name and host address.
 struct Listener(Sender<(String, String, HostNotice)>);
 
 impl HostListener for Listener {

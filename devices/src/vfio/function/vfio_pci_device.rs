@@ -98,8 +98,8 @@ enum BarTarget {
 }
 
 impl VfioPciDevice {
-    /// Opens the function at sysfs path `path`, attaches it to address space `space`, and resets it. `id` is its name in logs and the API.
-    /// The function's INTx raises `line`, which is `None` if the VM has no interrupt lines for host devices.
+    /// Opens the function at sysfs path `path`, attaches it to address space `space`, and resets it. `id` is the function's name in logs
+    /// and the API. The function's INTx raises `line`, which is `None` if the VM has no interrupt lines for host devices.
     pub fn open(
         id: &str,
         path: &Path,

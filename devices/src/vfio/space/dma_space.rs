@@ -30,7 +30,7 @@ pub enum DmaSpace {
 }
 
 impl DmaSpace {
-    /// Maps `memory` at `iova` for the devices, and pins the memory. Fails with the kernel's errors. `EEXIST` means that the range overlaps
+    /// Maps `memory` at `iova` for the devices, and pins the memory. Errors are those of the kernel. `EEXIST` means that the range overlaps
     /// a mapping. `ENOSPC` and `ENOMEM` mean that a limit is reached.
     pub(crate) fn map(&self, iova: u64, memory: &VolatileSlice<'_>, permissions: Permissions) -> io::Result<()> {
         match self {

@@ -31,7 +31,7 @@ enum Backend {
 }
 
 impl HostIommu {
-    /// Creates a host IOMMU that uses VFIO's groups and containers (`/dev/vfio/vfio`), which every host with VFIO has.
+    /// Creates a host IOMMU that uses VFIO's groups and containers (`/dev/vfio/vfio`). Every host with VFIO has them.
     pub fn containers(kvm_vfio: Option<Arc<VfioDeviceFd>>) -> Self {
         Self { backend: Backend::Containers(kvm_vfio) }
     }

@@ -35,14 +35,14 @@ use crate::peer_timeouts::{Budget, Operation, Peer};
 use crate::sandbox::{self, ThreadRole, calls};
 use crate::sync::lock;
 
-/// Role of the thread that reads the messages of the device's server, and copies memory for its DMA requests.
+/// Role of the thread that reads the messages of the device's server, and copies memory for the server's DMA requests.
 pub const ROLE: ThreadRole = ThreadRole { name: "vfio-user", calls: &[calls::MESSAGES] };
 
 /// Maximum total time that a server may take for all its messages in one [`Operation`]. A vCPU may wait this long, with interrupts off in
 /// the guest.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 /// Numerator and denominator of a server's budget, as a multiple of the connection's time limit. The budget is the total time that a server
-/// may delay other threads before the connection ends. It slowly regains used time.
+/// may delay other threads before the connection ends. A server slowly regains used time.
 const BUDGET: (u32, u32) = (3, 2);
 /// Divisor of the connection's time limit. An answer within 1/50 of this limit is not charged to the budget, because a busy host can delay
 /// a server.
@@ -117,7 +117,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Registers a request whose answer may have at most `most` bytes. Returns its number.
+    /// Registers a request whose answer may have at most `most` bytes. Returns the number of the request.
     pub(super) fn expect(&self, command: Command, most: usize) -> Result<u16, CallError> {
         let mut requests = lock(&self.requests);
         if requests.gone.is_some() {

@@ -41,7 +41,7 @@ pub(super) enum Instead {
     Close,
     /// The server answers with this payload.
     Answer(Vec<u8>),
-    /// The server sends these bytes.
+    /// The server sends these bytes instead of an answer.
     Bytes(Vec<u8>),
     /// The server answers correctly, but one byte at a time, with this pause before each byte.
     Dribble(Duration),

@@ -28,7 +28,7 @@ const CHUNK: u64 = 4096;
 const ENDPOINT: u32 = 0x18;
 /// Time limit for servers that are expected to exceed it.
 const LIMIT: Duration = Duration::from_secs(1);
-/// Time limit for servers that answer. It is longer than a busy machine delays a thread.
+/// Time limit for servers that answer. Even a busy machine does not delay a thread for this long.
 const AMPLE: Duration = Duration::from_secs(60);
 
 /// Memory without any accessible byte.

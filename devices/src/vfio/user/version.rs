@@ -9,7 +9,7 @@ use super::wire::{self, MOST_DATA};
 /// Version of the protocol that Carom speaks.
 const MAJOR: u16 = 0;
 const MINOR: u16 = 1;
-/// Smallest page that is mapped, even if the server supports smaller pages.
+/// Size in bytes of the smallest page that Carom maps, even if the server supports smaller pages.
 const PAGE: u64 = 4096;
 /// Widest access of a vCPU, in bytes.
 const WIDEST_ACCESS: u64 = 8;
