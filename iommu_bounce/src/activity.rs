@@ -8,7 +8,7 @@ use crate::counters::RequestCounts;
 use crate::histogram::Histogram;
 use crate::wire::Kind;
 
-/// Requests that concern one domain or endpoint, counted since its creation.
+/// Requests for one domain or endpoint, counted since the domain or endpoint was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Activity {
     /// Requests by kind.

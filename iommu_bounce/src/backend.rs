@@ -11,7 +11,7 @@ use vm_memory::VolatileSlice;
 use crate::EndpointId;
 
 bitflags::bitflags! {
-    /// Allowed accesses of a device to mapped memory. Same bits as `VIRTIO_IOMMU_MAP_F_READ` and `_WRITE`.
+    /// Allowed accesses of a device to mapped memory. The bits are the same as `VIRTIO_IOMMU_MAP_F_READ` and `VIRTIO_IOMMU_MAP_F_WRITE`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Permissions: u32 {
         /// The device may read the memory.

@@ -102,7 +102,7 @@ pub struct WindowConfig {
     /// driver that supports windows can use an aperture below 4 GiB. An aperture above 4 GiB requires
     /// [`feature::BOUNCE_WINDOW_HIGH`](crate::spec::feature::BOUNCE_WINDOW_HIGH).
     pub aperture: RangeInclusive<u64>,
-    /// Maximum bytes of window memory over all domains. At most the size of the region.
+    /// Maximum bytes of window memory over all domains. It must not exceed the size of the region.
     pub budget: u64,
     /// Advice to the driver: maximum size in bytes of a DMA that the driver should copy. 0 leaves the decision to the driver.
     pub threshold: u32,

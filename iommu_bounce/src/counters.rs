@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Figures of a running engine.
+//! Counters of a running engine.
 
 use serde::Serialize;
 
@@ -29,7 +29,7 @@ pub struct RequestCounts {
     pub invalid: u64,
 }
 
-/// Figures of a running engine. Totals count from the start of the VM. A device reset does not clear them.
+/// Counters of a running engine. They count from the start of the VM, and a device reset does not clear them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     /// Requests received.

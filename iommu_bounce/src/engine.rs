@@ -415,7 +415,7 @@ impl Engine {
         self.counters
     }
 
-    /// Returns the figures of the engine, of each domain and of each endpoint. A domain's figures count from its creation, and are lost
+    /// Returns a report on the engine, each domain and each endpoint. The counts of a domain start when the domain is created, and are lost
     /// when the domain ends.
     pub fn report(&self) -> Report {
         let chunk_size = self.windows.as_ref().map_or(0, Windows::chunk_size);

@@ -82,7 +82,7 @@ impl Steps {
         self.interrupt.0.happened.load(Ordering::Relaxed)
     }
 
-    /// Returns the same as [`happened`](Self::happened), and clears it.
+    /// Returns the same as [`happened`](Self::happened), and clears the record.
     pub(crate) fn take_happened(&self) -> bool {
         let happened = self.happened();
         if happened {

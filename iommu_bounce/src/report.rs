@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! All figures of an engine, including those of each domain and endpoint.
+//! Report on an engine, with counters and durations for the engine, each domain and each endpoint.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::counters::Counters;
 use crate::latency::{HostLatency, RequestLatency};
 use crate::{DomainId, EndpointId};
 
-/// Figures of one domain.
+/// Mapped memory and request counts of one domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DomainReport {
     /// Domain number.
@@ -31,7 +31,7 @@ pub struct DomainReport {
     pub activity: Activity,
 }
 
-/// Figures of one endpoint.
+/// Mapped memory and request counts of one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EndpointReport {
     /// Endpoint ID.
@@ -54,10 +54,10 @@ pub struct EndpointReport {
     pub activity: Activity,
 }
 
-/// All figures of an engine.
+/// Report on an engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Totals of the engine.
+    /// Counters of the engine.
     #[serde(flatten)]
     pub counters: Counters,
     /// Duration of requests.

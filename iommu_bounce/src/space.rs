@@ -64,7 +64,7 @@ pub(crate) struct Space {
     pub(crate) endpoints: Vec<EndpointId>,
     /// True if the address space holds all RAM, for unattached endpoints in bypass mode.
     pub(crate) identity: bool,
-    /// Parked chunks by IOVA: mapped here, but in no domain.
+    /// Parked chunks by IOVA. They are mapped in this address space, but belong to no domain.
     pub(crate) parked: BTreeMap<u64, Chunk>,
     stuck: Vec<Stuck>,
     /// Page tables of the host, or `None` if the host keeps none.

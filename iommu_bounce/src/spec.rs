@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Numbers and layouts of the virtio-iommu device: virtio 1.3, section 5.13, and version 1 of the bounce window extension.
+//! Numbers and layouts of the virtio-iommu device: virtio 1.3, section 5.13, and version 2 of the bounce window extension.
 //!
 //! Sizes are in bytes. The readable part of a request starts with a head of 4 bytes: `type` and three reserved bytes. The
 //! writable part ends with a tail of 4 bytes: `status` and three reserved bytes. All fields are little-endian.

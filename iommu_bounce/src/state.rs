@@ -136,7 +136,7 @@ pub enum RestoreError {
     /// A part of a domain is rejected.
     #[error("domain {domain}: cannot restore {what}: {status:?}")]
     Domain {
-        /// The domain.
+        /// Number of the domain.
         domain: DomainId,
         /// Rejected part.
         what: String,

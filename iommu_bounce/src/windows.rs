@@ -100,7 +100,7 @@ impl Windows {
         note(outcome, "unpark", index, counters)
     }
 
-    /// True if more is backed than the budget allows.
+    /// True if more memory is backed than the budget allows.
     pub(crate) fn is_over_budget(&self) -> bool {
         self.backed.saturating_mul(self.chunk_size()) > self.config.budget
     }

@@ -107,7 +107,7 @@ fn refused_requests_allocate_nothing() {
     assert_eq!(allocated.count_total, 0, "{allocated:?}");
 }
 
-/// Returns the bytes allocated for each mapping of `pages`.
+/// Maps `pages`. Returns the average number of bytes that the engine allocated for a mapping.
 fn bytes_per_mapping(pages: impl Iterator<Item = u64>) -> u64 {
     let mut engine = engine();
     let filled = measure(|| {

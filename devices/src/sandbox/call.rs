@@ -28,7 +28,7 @@ pub enum Call {
 pub enum Argument {
     /// The argument at this index has this 32-bit value.
     Is(u8, u32),
-    /// The argument at this index (first field), masked with the second field, equals the third field.
+    /// The first field is the index of the argument. The argument, masked with the second field, equals the third field.
     Bits(u8, u32, u32),
     /// The argument at this index is a null pointer.
     Null(u8),

@@ -121,8 +121,8 @@ fn load_argument(index: u8, byte: usize) -> sock_filter {
     load(offset_of!(libc::seccomp_data, args) + usize::from(index) * size_of::<u64>() + byte)
 }
 
-/// Returns each call number whose answer differs from that of the number before it, with its answer. The list is in ascending order. The
-/// first number is 0.
+/// Divides all call numbers into spans with the same answer. Returns the first number and the answer of each span, in ascending order. The
+/// first span starts at 0.
 fn spans(answers: &BTreeMap<i64, Answer>, other: Answer) -> Vec<(u32, Answer)> {
     let mut spans = vec![(0, other)];
     for (number, answer) in answers {

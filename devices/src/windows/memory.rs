@@ -205,8 +205,8 @@ impl WindowMemory {
     /// Moves the region to guest-physical `address`. The slots of all places that were ever backed move with it.
     ///
     /// # Errors
-    /// The platform rejected the move of a slot. If the old slot could not be removed, the guest still sees the place at its old address.
-    /// If the new slot could not be created, the guest does not see the place.
+    /// A call of [`MemorySlots`] failed when a slot was moved. If the old slot could not be removed, the guest still sees the place at its
+    /// old address. If the new slot could not be created, the guest does not see the place.
     pub fn moved(&self, address: u64) -> io::Result<()> {
         let mut state = lock(&self.shared.state);
         if state.address == Some(address) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Host addresses of the shared memory region. This module has all unsafe code of the windows, except for the creation of memory slots.
+//! Host addresses of the shared memory region. This module contains all unsafe code of window memory, except the code that creates memory
+//! slots.
 
 use std::ffi::c_void;
 use std::io;

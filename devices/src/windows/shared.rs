@@ -104,7 +104,7 @@ impl SharedWindows {
     /// mapping.
     ///
     /// # Errors
-    /// The platform rejected a call. In this case the guest does not see the place, or sees the place at the region's old address.
+    /// A call of [`MemorySlots`] failed. In this case the guest does not see the place, or sees the place at the region's old address.
     pub(super) fn show(&self, state: &mut WindowState, index: u32) -> io::Result<()> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let slot = state.slots.get_mut(index as usize).ok_or_else(invalid)?;

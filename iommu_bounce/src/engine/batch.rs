@@ -60,7 +60,7 @@ impl Engine {
     /// Serves UNMAP requests. Each request gets the same status as if the requests were served one by one. Adjacent requests share host
     /// calls. This call changes the order of `requests`.
     ///
-    /// In the figures, the total duration is divided equally among the requests.
+    /// For the recorded latencies, the total duration is divided equally among the requests.
     pub fn handle_unmaps(&mut self, requests: &mut [UnmapRequest]) {
         let began = Instant::now();
         self.retry_stuck();

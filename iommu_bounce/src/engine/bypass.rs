@@ -132,9 +132,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Undoes an addition of RAM: `[gpa, gpa + len)`, a complete region, is removed from the guest. The RAM was visible for a
-    /// while, so a driver that guessed its address may have mapped it. All mappings that touch the region are unmapped and
-    /// removed for all endpoints, including endpoints in bypass mode. [`GuestRam`] must no longer return the region.
+    /// Undoes the addition of the RAM region `[gpa, gpa + len)`, which is removed from the guest. The RAM was visible for a while, so a
+    /// driver that guessed its address may have mapped it. All mappings that touch the region are unmapped and removed for all endpoints,
+    /// including endpoints in bypass mode. [`GuestRam`] must no longer return the region.
     ///
     /// Returns `false` if the host fails to unmap a range. Then an endpoint may still access the RAM, so its pages must not be reused. Call
     /// this function again to retry the unmap.

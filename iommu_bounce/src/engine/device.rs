@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Mappings of device memory: BARs, for DMA between devices, and files that the guest sees as memory.
+//! Mappings of device memory. Device memory is either a BAR, mapped for DMA between devices, or a file that the guest sees as memory.
 //!
 //! Such mappings are rare, and are kept separately from mappings of guest RAM. `MAP_F_MMIO` (virtio 1.3, section 5.13.6.4) requests device
 //! memory. A MAP without the flag maps device memory if the guest has no RAM at that address.

@@ -15,7 +15,7 @@ use crate::{DomainId, SpaceId};
 
 impl Engine {
     /// Maps memory for every endpoint of the domain, or for none. Linux sets the MMIO flag only for `dma_map_resource()`
-    /// (`drivers/iommu/dma-iommu.c`), so VFIO and direct I/O map device memory without the flag.
+    /// (`drivers/iommu/dma-iommu.c`), so VFIO and direct I/O in the guest map device memory without the flag.
     pub(super) fn map(&mut self, request: wire::Map) -> Result<(), Status> {
         self.check_mapping_feature()?;
         // Without the feature `MMIO`, the MMIO flag is an unknown flag and gets `INVAL`.

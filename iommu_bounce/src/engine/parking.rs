@@ -2,9 +2,9 @@
 
 //! Parking: chunks whose host mapping survives a reset of the VM (docs/bounce-windows.md, rule 7).
 //!
-//! A parked chunk belongs to no domain. The guest does not see it, and it is zeroed, but the address space of its previous endpoint still
-//! maps it. A WINDOW_ADD with the same IOVA and permissions for that endpoint reuses the chunk without a host call. A parked chunk counts
-//! towards the budget. Before a request is rejected for lack of memory, parked chunks are released.
+//! A parked chunk belongs to no domain. The chunk is zeroed, and the guest does not see the chunk. But the address space of its previous
+//! endpoint still maps the chunk. A WINDOW_ADD with the same IOVA and permissions for that endpoint reuses the chunk without a host call. A
+//! parked chunk counts towards the budget. Before a request is rejected for lack of memory, parked chunks are released.
 
 use std::collections::BTreeMap;
 

@@ -11,7 +11,7 @@ use crate::windows::Windows;
 use crate::{DomainId, wire};
 
 impl Engine {
-    /// Returns the state that results from the guest's requests. No vCPU may run between this call and the saving of the chunks' contents.
+    /// Returns the state that results from the guest's requests. No vCPU may run until the VMM has also saved the contents of the chunks.
     pub fn state(&self) -> EngineState {
         let window = self.windows.as_ref().map(|Windows { config, .. }| WindowState {
             budget: config.budget,

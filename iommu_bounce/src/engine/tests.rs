@@ -41,11 +41,11 @@ const READ: u32 = 1;
 const WRITE: u32 = 2;
 const BOTH: u32 = 3;
 
-/// Start of the second RAM region, which follows the first in the guest but not in the host.
+/// Start of the second RAM region. The region directly follows the first region in guest-physical memory, but not in host memory.
 const SECOND_REGION: u64 = 0x40_0000;
 const RAM_END: u64 = 0x50_0000;
 
-/// Engine with bounce windows and three endpoints, 1 to 3, and views of its test host.
+/// Engine with bounce windows and three endpoints, 1 to 3, and handles of its test host.
 struct Rig {
     engine: Engine,
     ram: Arc<TestRam>,

@@ -129,7 +129,7 @@ fn freed_nodes_are_reused() {
 #[derive(Clone, Debug)]
 enum Op {
     Insert(u64),
-    /// `count` mappings from `start` on, `step` apart: (start, count, step).
+    /// Inserts `count` mappings from `start` on, `step` apart. The fields are `start`, `count` and `step`.
     Series(u64, u64, u64),
     Remove(u64, u64),
     Look(u64),

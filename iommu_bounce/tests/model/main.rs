@@ -54,7 +54,7 @@ fn agree(ops: &[(Option<HostFailure>, Op)]) {
 }
 
 /// Sends each request to a host that may fail at anything, including undo steps. The host itself panics if the engine breaks a promise. The
-/// engine's figures must match the host. When the host works again and the VM was reset, nothing may remain mapped.
+/// engine's counters must match the host. When the host works again and the VM was reset, nothing may remain mapped.
 fn survive(ops: &[(Option<HostFailure>, Op)]) {
     let mut rig = Rig::new();
     for (failure, op) in ops {

@@ -81,12 +81,12 @@ pub(crate) struct Map {
     pub(crate) pages: u64,
     pub(crate) gpa_page: u64,
     pub(crate) flags: u32,
-    /// Bytes to add to start, end and gpa, so that they are not aligned. Mostly 0.
+    /// Numbers of bytes to add to the first IOVA, the last IOVA and the guest-physical address, so that they are not aligned. Mostly 0.
     pub(crate) skew: [u64; 3],
 }
 
 impl Map {
-    /// Returns first IOVA, last IOVA and gpa.
+    /// Returns the first IOVA, the last IOVA and the guest-physical address.
     pub(crate) fn bytes(&self) -> (u64, u64, u64) {
         let start = FIRST_IOVA + self.start * PAGE;
         let last = start + self.pages * PAGE - 1;

@@ -310,7 +310,7 @@ impl Rig {
         Host { mapped: self.mapped(|address| self.is_capped(address)), sharing }
     }
 
-    /// Checks that the engine's figures match the host.
+    /// Checks that the engine's counters match the host.
     pub(crate) fn check_counters(&self) {
         let counters = self.engine.counters();
         assert_eq!(counters.mapped_bytes, self.mapped(|address| self.is_capped(address)));

@@ -168,7 +168,7 @@ fn window_fields_follow_the_standard_configuration() {
     assert_eq!(space[76..80], [0; 4]);
 }
 
-/// Returns the properties of a PROBE reply, parsed as a driver does: subtype, start, end.
+/// Returns the properties of a PROBE reply as (subtype, start, end), parsed as a driver does.
 fn properties(rig: &mut Rig, id: EndpointId) -> Vec<(u8, u64, u64)> {
     let reply = rig.send(&probe(id));
     assert_eq!(reply[512..], [OK, 0, 0, 0]);

@@ -21,7 +21,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// Maps a page in the place (the range of one page-table page) with this number, and unmaps the page again.
+/// Maps a page in the place with this number, and unmaps the page again. A place is the range that one page-table page translates.
 fn visit(rig: &mut Rig, domain: u32, place: u64) -> u8 {
     let start = place * PLACE;
     let status = rig.status(&map(domain, start, start + PAGE - 1, 0, READ));
