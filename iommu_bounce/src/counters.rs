@@ -75,8 +75,9 @@ pub struct Counters {
     pub lost_chunks: u64,
     /// Faults queued for the driver.
     pub faults: u64,
-    /// Faults that were not reported to the driver. Possible reasons are too many faults in a short time, too many pending faults, an
-    /// endpoint that does not exist, no buffer of the driver, or a reset of the device before the report.
+    /// Faults that were not reported to the driver. A fault is not reported if too many faults occur in a short time, too many faults are
+    /// pending, or the endpoint does not exist. Faults are also lost if the driver provides no buffer, or resets the device before the
+    /// report.
     pub faults_dropped: u64,
     /// Durations of host calls. [`Engine::report`](crate::Engine::report) returns them separately from the counters.
     #[serde(skip)]

@@ -22,9 +22,9 @@ struct Flags {
 }
 
 impl Interrupt {
-    /// Sets or clears the wish to interrupt. While the wish is set, MAP and ATTACH requests for more than one step are interrupted, and a
-    /// write of 1 to `bypass` fails in the same way. If a DETACH or a device reset leaves an endpoint in bypass mode, the engine maps RAM
-    /// for the endpoint later.
+    /// Sets or clears the wish to interrupt. While the wish is set, MAP and ATTACH requests that take more than one step are interrupted. A
+    /// write of 1 to `bypass` is interrupted in the same way, and leaves `bypass` unchanged. If a DETACH or a device reset leaves an
+    /// endpoint in bypass mode, the engine maps RAM for the endpoint later.
     pub fn want(&self, wanted: bool) {
         self.0.wanted.store(wanted, Ordering::Release);
     }

@@ -2,9 +2,9 @@
 
 //! The virtio-iommu engine and its bounce windows.
 //!
-//! [`Engine`] holds the state of one virtio-iommu device: the domain of each endpoint, the mappings of each domain, and the chunks of host
-//! memory in each domain's bounce window. [`Engine`] takes a request as the bytes that the driver put on the request queue, and returns the
-//! bytes of the answer. The engine calls the host through these traits:
+//! [`Engine`] holds the state of one virtio-iommu device. The state contains the domain of each endpoint, the mappings of each domain, and
+//! the chunks of host memory in each domain's bounce window. [`Engine`] takes a request as the bytes that the driver put on the request
+//! queue, and returns the bytes of the answer. The engine calls the host through these traits:
 //!
 //! - [`DmaMapper`]: IOMMU address space of one or more endpoints (VFIO, or any other mapper),
 //! - [`GuestRam`]: the guest's memory,

@@ -5,15 +5,15 @@
 //!
 //! The host kernel allocates a page-table page when its first address is mapped. The kernel may keep the page after everything that the
 //! page translates is unmapped. For example, `domain_unmap()` of `drivers/iommu/intel/iommu.c` frees a table only if one call unmaps
-//! everything that the table translates. So the host's memory use depends on the number of places in which anything was ever mapped, not on
+//! everything that the table translates. So the host's memory use depends on the number of places that were ever used by a mapping, not on
 //! the current mappings.
 
 use std::ops::RangeInclusive;
 
 use rangemap::RangeInclusiveSet;
 
-/// Size of a place at each level, as a power of two. A page has 512 entries, each of which translates 4 KiB at the lowest level
-/// (Intel VT-d 3.7, AMD IOMMU 2.2.3.2, Arm SMMU with pages of 4 KiB). The one page above these levels is not counted.
+/// Size of a place at each level, as a power of two. A page has 512 entries. At the lowest level, each entry translates 4 KiB (Intel VT-d
+/// 3.7, AMD IOMMU 2.2.3.2, Arm SMMU with pages of 4 KiB). The one page above these levels is not counted.
 const LEVELS: [u32; 3] = [21, 30, 39];
 /// Number of places below 4 GiB at the lowest level. Drivers allocate most IOVAs below 4 GiB.
 const LOW: usize = 1 << (32 - LEVELS[0]);

@@ -11,7 +11,7 @@ use super::calls::fcntl;
 const FUTEX_WAKE: i64 = 454;
 const FUTEX_WAIT: i64 = 455;
 const FUTEX_REQUEUE: i64 = 456;
-/// `PR_SET_VMA`, by which the C library may name its memory.
+/// `PR_SET_VMA`. The C library may use it to name memory.
 const NAME_MEMORY: u32 = 0x5356_4d41;
 /// Memory protection that a filtered thread cannot request, because the thread must not create executable memory.
 const EXEC: u32 = libc::PROT_EXEC.cast_unsigned();

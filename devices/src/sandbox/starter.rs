@@ -51,7 +51,7 @@ struct Job {
     answer: Sender<io::Result<Started>>,
 }
 
-/// Started thread, and the channel from which the requester gets the result of installing the thread's filter.
+/// Started thread, and a channel that delivers the result of installing the thread's filter.
 struct Started {
     thread: JoinHandle<()>,
     filtered: Receiver<io::Result<()>>,

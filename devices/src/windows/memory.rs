@@ -158,8 +158,7 @@ impl WindowMemory {
         self.shared.work.notify_one();
     }
 
-    /// Fills the stash if the driver has begun to use windows (`in_use` is true), and frees the chunks of the stash if the driver has
-    /// stopped.
+    /// Records if the driver uses windows. If `in_use` is true, the stash is filled. Otherwise, the chunks of the stash are freed.
     pub fn set_in_use(&self, in_use: bool) {
         lock(&self.shared.state).supply.set_in_use(in_use);
         self.shared.work.notify_one();

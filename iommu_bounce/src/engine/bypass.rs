@@ -67,8 +67,8 @@ fn forget_ram(
 impl Engine {
     /// Serves the driver's write to the configuration field `bypass`. With 1, unattached endpoints can access all RAM. With 0, they can
     /// access nothing. The write is ignored if the feature was not accepted, or if the value is not 0 or 1. A write of 1 is also ignored
-    /// during the cooldown after a slow mapping of all RAM. If the host cannot map RAM for all endpoints, or the VMM
-    /// [interrupts](crate::Interrupt) the write, the field keeps its old value, which the driver can read back.
+    /// during the cooldown after a slow mapping of all RAM. The field keeps its old value if the host cannot map RAM for all endpoints, or
+    /// the VMM [interrupts](crate::Interrupt) the write. The driver can read the field back.
     pub fn write_bypass(&mut self, value: u8) {
         if self.accepted & feature::BYPASS_CONFIG == 0 || value > 1 {
             return;
@@ -177,7 +177,7 @@ impl Engine {
         outcome
     }
 
-    /// Like [`settle_all`](Self::settle_all), but for one address space.
+    /// Makes one address space match `bypass`, like [`settle_all`](Self::settle_all).
     pub(super) fn settle(&mut self, id: SpaceId) -> Result<(), Status> {
         let space = self.spaces.get_mut(id);
         let endpoints = space.endpoints.iter().filter_map(|id| self.endpoints.get(id));

@@ -49,8 +49,9 @@ impl Engine {
         }
     }
 
-    /// Returns the chunk that is parked at `iova`, if the domain can reuse it: the domain has only one address space, and the permissions
-    /// are the same. Otherwise, releases the chunks that are parked at `iova` in the domain's address spaces, and returns `None`.
+    /// Returns the chunk that is parked at `iova`, if the domain can reuse the chunk. The domain must have only one address space, and the
+    /// permissions must be the same. Otherwise, releases the chunks that are parked at `iova` in the domain's address spaces, and returns
+    /// `None`.
     pub(super) fn unpark(&mut self, domain: DomainId, iova: u64, permissions: Permissions) -> Option<Chunk> {
         if self.counters.parked_chunks == 0 {
             return None;

@@ -16,8 +16,9 @@ use crate::SpaceId;
 use crate::spec::Status;
 
 impl Engine {
-    /// Like [`settle`](Self::settle), but for several address spaces, as a consequence of a driver's request. The mapping of RAM is
-    /// postponed, without an error, if the batch has used up its time, if a thread waits, or, with `rests`, during the cooldown.
+    /// Does the same as [`settle`](Self::settle) for several address spaces, as a consequence of a driver's request. The mapping of RAM is
+    /// postponed if the batch has used up its time, or if a thread waits. With `rests`, the mapping is also postponed during the cooldown.
+    /// A postponed mapping is not an error.
     pub(super) fn settle_in_time(&mut self, ids: &[SpaceId], rests: bool) -> Result<(), Status> {
         let began = Instant::now();
         let rests = rests && self.bypass_rests(began);

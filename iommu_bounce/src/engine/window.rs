@@ -112,7 +112,7 @@ impl Engine {
 
     /// Unmaps a chunk in all address spaces of a domain. Returns the outcome, and true if the chunk is still mapped. On an error, the chunk
     /// is mapped again in the address spaces where it was unmapped. If the host also fails to map the chunk, the chunk is removed from the
-    /// domain, and the ranges that the host still maps become stuck.
+    /// domain. The ranges that the host still maps then become stuck.
     fn unmap_chunk(&mut self, domain: u32, iova: u64, chunk: Chunk) -> (Result<(), Status>, bool) {
         let (Some(domain), Some(windows)) = (self.domains.get(&domain), &self.windows) else {
             return (Err(Status::NoEnt), true);

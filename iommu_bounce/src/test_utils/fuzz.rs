@@ -109,8 +109,8 @@ fn unmap_together(engine: &mut Engine, unmaps: &[u8]) {
     assert_eq!(engine.counters().requests.unmap - before, requests.len() as u64);
 }
 
-/// Runs `data`. It consists of records: one byte for the kind, one byte for the length or argument, and, for a request, the bytes
-/// of the request.
+/// Runs `data`. `data` consists of records. A record has one byte for the kind, and one byte for the length or argument. If the record is a
+/// request, the bytes of the request follow.
 ///
 /// # Panics
 /// Panics if the engine breaks a promise.

@@ -27,8 +27,8 @@ fn goes_on(list: &[FoundCapability], offset: u16, space: std::ops::Range<u16>) -
     space.contains(&offset) && !list.iter().any(|found| found.offset == offset)
 }
 
-/// Returns the standard capabilities in list order (PCI Local Bus 3.0, section 6.7). The result ends at a link that leaves the first 256
-/// bytes of configuration space, or that points to the header or to an earlier capability.
+/// Returns the standard capabilities in list order (PCI Local Bus 3.0, section 6.7). The result ends at an invalid link: to the header, to
+/// an earlier capability, or beyond the first 256 bytes of configuration space.
 pub(crate) fn standard(config: &dyn ConfigAccess) -> Vec<FoundCapability> {
     let mut list = Vec::new();
     let status = dword(config, regs::COMMAND).to_le_bytes();

@@ -231,7 +231,8 @@ impl Interrupts {
     }
 }
 
-/// Returns the number of MSI-X vectors to deliver: all vectors up to the last unmasked vector, rounded up to a power of two, at least 1.
+/// Returns the number of MSI-X vectors to enable: all vectors up to the last unmasked vector. The number is rounded up to a power of two,
+/// and is at least 1.
 fn enough(table: &MsixTable) -> u16 {
     table.used().max(1).checked_next_power_of_two().unwrap_or(u16::MAX).min(table.count())
 }

@@ -55,8 +55,8 @@ impl VfioMapper {
         })
     }
 
-    /// Excludes `ranges` (whole pages) from the IOVAs that the guest can map, because DMA to these ranges may reach another function
-    /// instead of the host's IOMMU.
+    /// Excludes `ranges` from the IOVAs that the guest can map. The ranges consist of whole pages. DMA to these ranges may reach another
+    /// function instead of the host's IOMMU.
     #[must_use]
     pub fn without(mut self, ranges: &[RangeInclusive<u64>]) -> Self {
         for range in ranges {

@@ -81,7 +81,7 @@ impl UserServer {
         Ok(Self { client, table, mastering, ram })
     }
 
-    /// Gives the server all guest RAM for reading and writing, with IOVA equal to GPA. A device without a virtual IOMMU needs this.
+    /// Gives the server all guest RAM for reading and writing, with IOVA equal to GPA. A device without a virtual IOMMU needs this access.
     ///
     /// # Errors
     /// Guest RAM is not backed by a file, or is backed by reserved huge pages, or the server rejects the RAM.
