@@ -24,7 +24,7 @@ fn send(engine: &mut Engine, request: &[u8]) {
     assert_eq!(reply[0], 0, "{request:x?}");
 }
 
-/// Returns an engine with `live` mappings of one page each, at every second page.
+/// Returns an engine with `live` mappings of one page each. A gap of one page follows each mapping.
 fn engine(live: u64) -> Engine {
     let limits = Limits { max_mappings: 2_000_000, max_domains: 1, ..Limits::default() };
     let config = EngineConfig { limits, ..EngineConfig::default() };
@@ -32,8 +32,8 @@ fn engine(live: u64) -> Engine {
     engine.add_endpoint(1, Box::new(NullMapper)).expect("it is valid");
     engine.accept_features(u64::MAX);
     send(&mut engine, &attach(1, 1));
-    // Map the pages in a scattered order, which gives the tree the same shape as random use. Each page is mapped once, because the step has
-    // no common divisor with `live`, a power of ten.
+    // Map the pages in a scattered order, so that the tree has the same shape as after random use. Each page is mapped once, because the
+    // step has no common divisor with `live`, a power of ten.
     let mut n = 0;
     for _ in 0..live {
         n = (n + 618_033_989) % live;

@@ -73,7 +73,7 @@ pub struct MapperGroup(pub u32);
 pub trait DmaMapper: Send {
     /// Maps `memory` at `iova` for the device, with exactly these `permissions`.
     ///
-    /// The engine guarantees that the range is aligned to its granule, does not overlap an existing mapping, and lies within
+    /// The engine guarantees that the range is aligned to the engine's granule, does not overlap an existing mapping, and lies within
     /// [`MapperLimits::iova_ranges`]. The memory stays valid as long as the mapping exists.
     ///
     /// # Errors

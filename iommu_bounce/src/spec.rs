@@ -76,7 +76,7 @@ pub const NO_SHM_OFFSET: u64 = u64::MAX;
 /// Maximum `probe_size` of the engine in bytes: room for 21 RESV_MEM properties.
 pub const MAX_PROBE_SIZE: u32 = 512;
 
-/// Maximum bytes of a reply: the properties of PROBE and a tail.
+/// Maximum size of a reply in bytes: room for the PROBE properties and a tail.
 pub const MAX_REPLY: usize = MAX_PROBE_SIZE as usize + TAIL_SIZE;
 
 /// Flag of ATTACH (section 5.13.6.2): the domain is a bypass domain.

@@ -34,7 +34,7 @@ pub struct EngineState {
 }
 
 impl EngineState {
-    /// Returns the bytes of all windows, with chunks of `chunk_size` bytes.
+    /// Returns the total size of all windows in bytes, if a chunk has `chunk_size` bytes.
     pub fn window_bytes(&self, chunk_size: u64) -> u64 {
         let chunks: usize = self.domains.iter().map(|domain| domain.chunks.len()).sum();
         (chunks as u64).saturating_mul(chunk_size)

@@ -31,7 +31,7 @@ use crate::ram::{Ram, RamRegion};
 use crate::sync::lock;
 use crate::throttle::Throttle;
 
-/// Result of a request to give memory back, in bytes. Addresses that are not RAM do not count.
+/// Result of a request to give memory back to the host, in bytes. Addresses that are not RAM do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimed {
     /// Bytes that the host got back.

@@ -127,7 +127,7 @@ pub enum VfioPciError {
         group: u32,
     },
     /// The function is already a device of this VM, under another path.
-    #[error("{name} is already a device of this VM, by another path; remove one of the two")]
+    #[error("{name} is already a device of this VM, by another path; give each function only once")]
     Twice {
         /// Address of the function.
         name: String,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Registers of the watchdog (Intel's document 300641-004; Linux, `drivers/watchdog/i6300esb.c`). `timer` measures
-//! the time.
+//! Registers of the watchdog (Intel's document 300641-004; Linux, `drivers/watchdog/i6300esb.c`). The module `timer` measures the time.
 
 use std::time::Duration;
 

@@ -51,8 +51,8 @@ impl Engine {
         outcome
     }
 
-    /// Maps postponed RAM for endpoints in bypass mode, unless the cooldown is not over or the batch has used up its time. The VMM must
-    /// call this function when the device continues after a pause: a reset before the pause may have postponed the mapping. Without a
+    /// Maps postponed RAM for endpoints in bypass mode. Does nothing during the cooldown, or if the batch has used up its time. The VMM
+    /// must call this function when the device continues after a pause: a reset before the pause may have postponed the mapping. Without a
     /// driver, no request would map the RAM.
     pub fn catch_up(&mut self) {
         if !self.bypass_put_off {

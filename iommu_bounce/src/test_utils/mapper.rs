@@ -235,7 +235,7 @@ impl MapperProbe {
     }
 }
 
-/// Counts down. Returns true for the call that must fail.
+/// Decrements `count`, the number of calls that still succeed. Returns true if `count` is already 0, so that this call must fail.
 fn is_due(count: &mut u32) -> bool {
     match count.checked_sub(1) {
         Some(less) => {

@@ -48,7 +48,7 @@ impl TestRam {
         Self { later: gpa, ..self }
     }
 
-    /// Adds a device: the guest sees `len` bytes of its registers at `gpa`.
+    /// Adds a device. The guest sees `len` bytes of the device's registers at `gpa`.
     ///
     /// # Panics
     /// Panics if the memory cannot be allocated.
@@ -57,7 +57,7 @@ impl TestRam {
         self.with(gpa, len, read_only, DeviceMemoryKind::Registers)
     }
 
-    /// Adds a file of the host: the guest sees `len` bytes of it at `gpa`.
+    /// Adds a file of the host. The guest sees `len` bytes of the file at `gpa`.
     ///
     /// # Panics
     /// Panics if the memory cannot be allocated.

@@ -23,8 +23,8 @@ pub struct GuestRamMapping {
     mapped: Mutex<Vec<(u64, u64)>>,
 }
 
-/// Maps all of `memory` in `space` for devices without a virtual IOMMU: IOVA equal to GPA, readable and writable. A device must be
-/// attached to `space` already. All of the memory is pinned.
+/// Maps all of `memory` in `space`, for devices without a virtual IOMMU. The memory is readable and writable, with IOVA equal to GPA. A
+/// device must be attached to `space` already. All of the memory is pinned.
 pub fn map_guest_ram(space: &DmaSpace, memory: &Arc<Ram>) -> Result<GuestRamMapping, VfioPciError> {
     let mapping = GuestRamMapping { space: space.clone(), _memory: memory.clone(), mapped: Mutex::default() };
     memory.iter().try_for_each(|region| mapping.add(region))?;

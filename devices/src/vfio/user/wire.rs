@@ -319,7 +319,7 @@ pub(super) fn parse_dma_access(bytes: &[u8]) -> Option<(u64, usize)> {
     (bytes.len() >= ACCESS).then(|| (quad(bytes, 0), len))
 }
 
-/// Encodes the start of the answer to DMA_READ, or the answer to DMA_WRITE.
+/// Encodes the payload of the answer to DMA_WRITE, or the start of the payload of the answer to DMA_READ.
 pub(super) fn dma_access(iova: u64, len: usize) -> Vec<u8> {
     Fields::default().quad(iova).quad(len as u64).0
 }

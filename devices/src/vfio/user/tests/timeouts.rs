@@ -125,7 +125,7 @@ fn slowly_read_answer_does_not_block_other_threads() {
                 thread::sleep(LIMIT / 10);
             }
         });
-        // The client has sent only a part of its answer now.
+        // By now, the client has sent only a part of its answer.
         thread::sleep(LIMIT / 5);
         let start = Instant::now();
         assert!(connection.call(Command::Reset, &[], &[], 0).is_err());
