@@ -209,8 +209,8 @@ pub trait ChunkStore: Send {
     /// Returns the memory of a backed chunk, or `None` for any other index.
     fn memory(&self, index: u32) -> Option<VolatileSlice<'_>>;
 
-    /// Parks a backed chunk: hides it from the guest, then zeroes it. Its memory stays allocated, because mappers still map it.
-    /// If the chunk is already parked, it is zeroed again.
+    /// Parks a backed chunk: hides it from the guest, then zeroes it. The chunk's memory stays allocated, because mappers still map the
+    /// memory. If the chunk is already parked, it is zeroed again.
     ///
     /// # Errors
     /// After an error, the chunk may still be visible to the guest, and the engine may only call [`release`](Self::release) for the chunk.

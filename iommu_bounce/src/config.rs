@@ -11,8 +11,8 @@ use crate::EndpointId;
 use crate::backend::{ChunkStore, GuestRam, MapperLimits};
 use crate::spec::{MAX_PROBE_SIZE, property};
 
-/// Windows lie entirely below or entirely above this address, because some drivers support only windows below it
-/// (docs/bounce-windows.md, Discovery).
+/// Windows lie entirely below or entirely above 4 GiB, because some drivers support only windows below 4 GiB (docs/bounce-windows.md,
+/// Discovery).
 const FOUR_GIB: u64 = 1 << 32;
 
 /// Minimum size of PROBE properties in bytes: room for the MSI window, and for the reserved ranges below and above the MSI window.
@@ -68,17 +68,17 @@ pub struct Limits {
     /// address spaces with [page tables](crate::DmaMapper::keeps_page_tables). The host keeps the pages as long as the address space
     /// exists.
     pub max_table_pages: u64,
-    /// Maximum bytes of mapped guest RAM over all address spaces of the host. Memory that is mapped twice counts twice. Chunks of
-    /// windows do not count. A bypass domain counts, because it maps all RAM. Bypass of unattached endpoints also counts, unless
-    /// [`EngineConfig::bypass`] turns it on at power-on. `u64::MAX` means no limit.
+    /// Maximum bytes of mapped guest RAM over all address spaces of the host. Memory that is mapped twice counts twice. Chunks of windows
+    /// do not count. A bypass domain counts, because it maps all RAM. Bypass of unattached endpoints also counts, unless
+    /// [`EngineConfig::bypass`] turns bypass on at power-on. `u64::MAX` means no limit.
     /// [`set_max_mapped_bytes`](crate::Engine::set_max_mapped_bytes) changes the limit.
     pub max_mapped_bytes: u64,
     /// Maximum time to unmap everything, estimated from the typical duration of mapper calls. 4096 mappings are always allowed. Beyond
     /// these, a request that would exceed the limit gets `NOMEM`. So unmapping delays a request, or a thread that waits for a request, by
     /// at most a few times this duration.
     pub max_unmap_time: Duration,
-    /// Maximum bytes that one mapper call maps: a power of two, at least the granule. A longer mapping takes several calls, and
-    /// the VMM can [interrupt](crate::Interrupt) the request between them.
+    /// Maximum bytes that one mapper call maps: a power of two, at least the granule. A longer mapping takes several calls, and the VMM can
+    /// [interrupt](crate::Interrupt) the request between these calls.
     pub max_step: u64,
 }
 
@@ -187,7 +187,7 @@ pub enum ConfigError {
     /// The host can translate no IOVA of the input range.
     #[error("endpoint {0:#x}: the host can translate no IOVA of the engine's input_range")]
     EndpointRange(EndpointId),
-    /// The endpoint starts in bypass mode, but the host cannot map all RAM for it.
+    /// The endpoint starts in bypass mode, but the host cannot map all RAM for the endpoint.
     #[error(
         "endpoint {0:#x}: bypass is on, but the host cannot map all guest RAM: raise the host's limits on pinned memory, or turn bypass off"
     )]

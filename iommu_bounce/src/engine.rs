@@ -481,7 +481,7 @@ impl Engine {
         Ok(before != bytes && self.active_windows().is_some())
     }
 
-    /// Returns the windows, if the driver accepted them.
+    /// Returns the bounce windows, if the driver accepted their feature.
     fn active_windows(&self) -> Option<&Windows> {
         let active = self.accepted & feature::ANY_BOUNCE_WINDOW != 0;
         self.windows.as_ref().filter(|_| active)

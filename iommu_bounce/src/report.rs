@@ -44,8 +44,8 @@ pub struct EndpointReport {
     pub mapped_bytes: u64,
     /// Bytes of windows that the endpoint can access, including parked chunks.
     pub window_bytes: u64,
-    /// Bytes of parked chunks among `window_bytes`. Their domain has ended, and they stay mapped for the next domain after a
-    /// reset of the VM.
+    /// Bytes of parked chunks among `window_bytes`. The domain of these chunks has ended. The chunks stay mapped for the next domain after
+    /// a reset of the VM.
     pub parked_bytes: u64,
     /// Bytes that the host kernel has pinned for the endpoint: RAM and windows together. 0 if the endpoint is not a host device.
     pub pinned_bytes: u64,

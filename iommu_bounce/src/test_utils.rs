@@ -3,7 +3,7 @@
 //! Test host of the engine. It provides guest RAM, window chunks in anonymous memory, and a mapper that records its mappings and fails on
 //! request.
 //!
-//! Each part checks what the engine promises to its host, and panics if the engine breaks a promise.
+//! Each part checks what the engine promises to the host, and panics if the engine breaks a promise.
 
 mod chunks;
 mod corpus;

@@ -134,7 +134,7 @@ impl MappingTree {
             let mut path = self.descend(start);
             let leaf = self.leaves.get(path.leaf);
             if leaf.next != NIL && leaf.starts().last().is_none_or(|highest| *highest < start) {
-                // If the range has a mapping, it is in the next leaf.
+                // If a mapping starts in the range, the first such mapping is in the next leaf.
                 path = self.descend(self.leaves.get(leaf.next).first());
             }
             let leaf = self.leaves.get_mut(path.leaf);

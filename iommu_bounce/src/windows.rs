@@ -161,7 +161,7 @@ impl Windows {
         self.doomed.insert(index);
     }
 
-    /// Removes and returns the held chunks. The caller releases them or holds them again.
+    /// Removes and returns the held chunks. The caller must release these chunks or hold them again.
     pub(crate) fn take_held(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.held)
     }

@@ -11,7 +11,7 @@ use vm_memory::VolatileSlice;
 
 use super::Reclaim;
 
-/// Record of all mappings. For each IOVA, it has the address in this process and the length.
+/// Record of all mappings. For each IOVA, the record has the address in this process and the length.
 struct Ledger {
     reclaim: Arc<Reclaim>,
     mapped: BTreeMap<u64, (usize, u64)>,

@@ -34,7 +34,7 @@ fn index(number: u64) -> usize {
     usize::try_from(number).expect("a region fits into the address space")
 }
 
-/// Increments or decrements a count. A count at its maximum never changes again, so its pages stay pinned for ever.
+/// Increments or decrements a count. A count at its maximum never changes again, so the counted pages stay pinned for ever.
 fn change(count: &mut u32, pin: bool) {
     if *count != u32::MAX {
         *count = if pin { *count + 1 } else { count.saturating_sub(1) };

@@ -58,9 +58,9 @@ pub(in crate::vfio) fn map_dma(
         iova,
         size: memory.len() as u64,
     };
-    // SAFETY: The kernel reads the structure, whose size is in `argsz`, and writes nothing. From now on the device
-    // may write the memory. The memory is behind a `VolatileSlice`, so nothing in this process relies on its
-    // contents. Its pages stay pinned until they are unmapped, so the kernel cannot give them to another user.
+    // SAFETY: The kernel reads the structure, whose size is in `argsz`, and writes nothing. From now on the device may write the memory.
+    // The memory is behind a `VolatileSlice`, so nothing in this process relies on its contents. The pages of the memory stay pinned until
+    // they are unmapped, so the kernel cannot give these pages to another user.
     outcome(unsafe { ioctl_with_ref(container, VFIO_IOMMU_MAP_DMA(), &request) })
 }
 

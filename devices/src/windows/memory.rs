@@ -36,7 +36,7 @@ pub struct WindowMemoryConfig {
     pub region_size: u64,
     /// Size of a chunk in bytes, a power of two and at least 4 KiB.
     pub chunk_size: u64,
-    /// Initial budget: the maximum number of bytes that the host allocates for chunks. [`WindowMemory::set_budget`] changes it.
+    /// Initial budget: the maximum number of bytes that the host allocates for chunks. [`WindowMemory::set_budget`] changes the budget.
     pub budget: u64,
     /// True if chunks consist of reserved huge pages of 2 MiB.
     pub hugepages: bool,
@@ -201,7 +201,7 @@ impl WindowMemory {
         }
     }
 
-    /// Moves the region to guest-physical `address`. The slots of all places that were ever backed move with it.
+    /// Moves the region to guest-physical `address`. The slots of all places that were ever backed move with the region.
     ///
     /// # Errors
     /// A call of [`MemorySlots`] failed when a slot was moved. If the old slot could not be removed, the guest still sees the place at its

@@ -19,7 +19,7 @@ use crate::platform::HostRange;
 const SMALL_PAGE: usize = 4096;
 
 /// Reserved range of this process's addresses for chunks. The reservation itself allocates no memory. No code creates Rust references to
-/// its bytes, because the guest and devices can change them at any time.
+/// bytes of the range, because the guest and devices can change these bytes at any time.
 pub(super) struct Region {
     /// Reserved range: the region, and the padding for its alignment.
     reserved: HostRange,
@@ -157,7 +157,7 @@ impl Region {
     }
 
     /// Keeps the region mapped even after this value is dropped, because the guest may still see part of it. No other mapping of this
-    /// process may use its addresses.
+    /// process may use the region's addresses.
     pub(super) fn keep(&mut self) {
         self.is_kept = true;
     }

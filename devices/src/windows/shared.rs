@@ -52,7 +52,7 @@ pub(super) struct Slot {
     number: u32,
 }
 
-/// Changing part of the state of window memory. A lock protects it.
+/// Changing part of the state of window memory. A lock protects this part.
 pub(super) struct WindowState {
     /// Guest-physical address of the region, or `None` while the region has no address.
     pub(super) address: Option<u64>,

@@ -79,8 +79,8 @@ impl Engine {
         Ok(to)
     }
 
-    /// Updates an address space that an endpoint has left. If no endpoint remains in the address space, releases its parked chunks. Then
-    /// maps or unmaps RAM as bypass requires.
+    /// Updates an address space that an endpoint has left. If no endpoint remains in the address space, releases the chunks that are parked
+    /// there. Then maps or unmaps RAM as bypass requires.
     fn vacate(&mut self, id: SpaceId) {
         if self.spaces.get(id).endpoints.is_empty() {
             self.evict_from(id);

@@ -2,8 +2,8 @@
 
 //! Bypass: endpoints that can access all guest RAM, with IOVA equal to GPA (virtio 1.3, section 5.13.6).
 //!
-//! An endpoint is in bypass mode if it is attached to a bypass domain, or if it is unattached while the configuration field
-//! `bypass` is 1. On the host, both cases are like any other domain, with the regions of RAM as mappings.
+//! An endpoint is in bypass mode if it is attached to a bypass domain, or if it is unattached while the configuration field `bypass` is 1.
+//! In both cases, the engine maps the regions of RAM in the host address space, like the mappings of any other domain.
 
 use std::time::{Duration, Instant};
 

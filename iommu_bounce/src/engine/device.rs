@@ -5,9 +5,9 @@
 //! Such mappings are rare, and are kept separately from mappings of guest RAM. `MAP_F_MMIO` (virtio 1.3, section 5.13.6.4) requests device
 //! memory. A MAP without the flag maps device memory if the guest has no RAM at that address.
 //!
-//! The host does not report when device memory disappears, so the VMM must announce it in advance with [`Engine::revoke_device_memory`].
-//! The mapping is then *dead*: the host maps nothing at its IOVAs any more, but the driver must still unmap the mapping like any other. A
-//! dead mapping stays dead even if the guest sees the memory again: the driver has to map the memory again.
+//! The host does not report when device memory disappears, so the VMM must announce this in advance with [`Engine::revoke_device_memory`].
+//! The mapping is then *dead*: the host maps nothing at its IOVAs any more, but the driver must still unmap the mapping like any other
+//! mapping. A dead mapping stays dead even if the guest sees the memory again: the driver has to map the memory again.
 
 use super::{Engine, permissions};
 use crate::backend::{DeviceMemoryKind, Permissions};

@@ -57,9 +57,9 @@ impl Engine {
         }
     }
 
-    /// Restores this state in a new engine, including the host mappings. Chunks are backed with zeros at their previous places.
-    /// The VMM must write their contents before a vCPU runs. [`restore_device_memory`](Self::restore_device_memory) maps device
-    /// memory, after the guest sees it.
+    /// Restores this state in a new engine, including the host mappings. Chunks are backed with zeros at their previous places. The VMM
+    /// must write the contents of the chunks before a vCPU runs. [`restore_device_memory`](Self::restore_device_memory) maps device memory,
+    /// after the guest sees the memory.
     ///
     /// # Errors
     /// A [`RestoreError`] that names the rejected part. After an error, the engine has the same state as after

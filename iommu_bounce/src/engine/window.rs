@@ -87,7 +87,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Unmaps a chunk for every endpoint of the domain and releases it. If the host fails to unmap it, the chunk stays.
+    /// Unmaps a chunk for every endpoint of the domain and releases it. If the host fails to unmap the chunk, the chunk stays in the
+    /// domain.
     pub(super) fn window_del(&mut self, request: wire::WindowDel) -> Result<(), Status> {
         let iova = request.iova;
         let windows = self.active_windows().ok_or(Status::Unsupp)?;

@@ -41,7 +41,7 @@ impl Node for Leaf {
     }
 }
 
-/// Converts a length to its stored form.
+/// Converts a number of entries to the 8 bits in which a node stores this number.
 fn small(len: usize) -> u8 {
     u8::try_from(len).expect("a node has at most 32 places")
 }
@@ -221,8 +221,8 @@ impl Inner {
         right.keys[0]
     }
 
-    /// Moves the first `count` children to the end of `left`. The first of them gets the key `separator`. Returns the new
-    /// separator, if this node has children left.
+    /// Moves the first `count` children to the end of `left`. The first moved child gets the key `separator`. Returns the new separator, if
+    /// this node has children left.
     fn move_head(&mut self, count: usize, left: &mut Self, separator: u64) -> u64 {
         let end = left.len();
         self.keys[0] = separator;

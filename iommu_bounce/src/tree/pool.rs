@@ -10,7 +10,7 @@ const SMALLEST: usize = 8;
 /// Divisor of the number of existing nodes, which gives the number of nodes in a new block. Large blocks cause fewer cache misses, but a
 /// block that is too large wastes memory.
 const GROWTH: usize = 16;
-/// Low bits of a node's number, which give its place in its block. The high bits give the block.
+/// Number of low bits of a node's number that give the node's place in its block. The high bits give the block.
 const PLACE_BITS: u32 = 20;
 
 /// Node that a pool can hold.

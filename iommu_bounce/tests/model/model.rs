@@ -203,7 +203,7 @@ impl Model {
         Ok(())
     }
 
-    /// Returns two flags: true if the domain contains the bound endpoint, and true if it contains movable endpoints. The movable
+    /// Returns two flags: true if the domain contains the bound endpoint, and true if the domain contains movable endpoints. The movable
     /// endpoints share one address space.
     fn address_spaces(&self, domain: u32) -> (bool, bool) {
         let mut endpoints = self.attached.iter().filter(|(_, of)| **of == domain).map(|(endpoint, _)| *endpoint);

@@ -68,7 +68,8 @@ pub(crate) enum Op {
     Unplug {
         endpoint: u32,
     },
-    /// Moves or hides the device's registers and the file in the guest's view. `shown` makes them visible again.
+    /// Moves or hides the device's registers and the file in the guest's view. If `shown` is true, makes the registers and the file visible
+    /// again.
     ShowDevice {
         shown: bool,
     },

@@ -94,7 +94,7 @@ impl Rig {
     }
 
     fn unplug(&mut self, id: u32) {
-        // Drop the mapper, which ends its remaining mappings.
+        // Drop the mapper, which ends the mapper's remaining mappings.
         drop(self.engine.remove_endpoint(id));
     }
 

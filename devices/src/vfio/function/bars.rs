@@ -47,7 +47,7 @@ pub(crate) struct HostBar {
 
 impl HostBar {
     /// Maps the mappable areas of `bar`. Accesses to the rest of the BAR exit to the VMM. Accesses to the pages of the MSI-X table and of
-    /// its pending bits always exit, because Carom emulates them.
+    /// its pending bits always exit, because Carom emulates the table and the pending bits.
     pub(crate) fn new(name: &str, host: &dyn HostFunction, bar: Bar, msix: Option<&MsixCapability>) -> Self {
         let mut mapped = Vec::new();
         if bar.kind != BarKind::Io {
@@ -101,7 +101,7 @@ impl HostBar {
         Ok(())
     }
 
-    /// Blocks DMA of other devices to the areas, because the guest is about to turn their decoding off.
+    /// Blocks DMA of other devices to the areas, because the guest is about to turn off the decoding of the BAR.
     pub(crate) fn withhold(&self) -> io::Result<()> {
         first_error(lock(&self.visible).slots.iter().map(BarSlot::withhold))
     }

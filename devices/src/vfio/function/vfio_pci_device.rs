@@ -394,7 +394,7 @@ impl PciDevice for VfioPciDevice {
         });
     }
 
-    /// Resets the function. While the host holds the function, it cannot be reset:
+    /// Resets the function. While the host holds the function, the function cannot be reset:
     ///
     /// - If the host is taking the function back, the host holds the function until this process closes the function. The reset then
     ///   returns success, because the guest loses the function anyway and the VM continues.

@@ -4,7 +4,7 @@
 //!
 //! The other process is called the *server*, and Carom connects to it by a socket. The server's device is a
 //! [`HostFunction`](super::function::HostFunction), so the PCI front end for VFIO devices also serves this device. Behind the virtual IOMMU
-//! the device can access only memory that the guest maps ([`UserMapper`]). Without a virtual IOMMU it can access all guest RAM.
+//! the device can access only memory that the guest maps ([`UserMapper`]). Without a virtual IOMMU, the device can access all guest RAM.
 
 mod client;
 mod connection;

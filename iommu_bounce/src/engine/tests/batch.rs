@@ -137,7 +137,7 @@ fn each_request_gets_its_own_status_after_a_failure() {
 
 #[test]
 fn stuck_range_is_reported_as_a_failure() {
-    // Endpoint 2 refuses to unmap, and endpoint 1 cannot map again. So the domain has lost its mappings, and they are stuck for endpoint 2.
+    // Endpoint 2 refuses to unmap, and endpoint 1 cannot map again. So the domain has lost its mappings, which are stuck for endpoint 2.
     let mut rig = Rig::mapped(&[1, 2], &[1; 3]);
     rig.mapper(1).fail_map(0);
     rig.mapper(2).refuse_unmaps(true);

@@ -110,7 +110,7 @@ fn endpoint_does_not_move_to_a_stuck_address_space() {
     rig.all_ok([attach(11, 1), map(1, 0, 0xfff, 0, READ), attach(12, 2)]);
     let own = group.mapper_of(11);
     own.refuse_unmaps(true);
-    // Endpoint 11 moves to the address space of endpoint 12. The range that it leaves behind is stuck in a spare address space.
+    // Endpoint 11 moves to the address space of endpoint 12. The range that endpoint 11 leaves behind is stuck in a spare address space.
     rig.all_ok([attach(11, 2)]);
     assert_eq!(rig.engine.counters().stuck_ranges, 1);
     assert!(group.mapper_of(11).is(&group.mapper_of(12)));
