@@ -232,7 +232,7 @@ pub trait ChunkStore: Send {
     /// mapper has unmapped the chunk.
     ///
     /// # Errors
-    /// After an error, the chunk is lost. The store does not return it from `back`, and the engine counts it as backed until
+    /// After an error, the chunk is lost. The store does not return the lost chunk from `back`. The engine counts the chunk as backed until
     /// [`recover`](Self::recover) returns it.
     fn release(&mut self, index: u32) -> Result<(), ChunkError>;
 

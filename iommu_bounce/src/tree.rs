@@ -232,7 +232,8 @@ impl MappingTree {
         self.remove_child(path, left_place + 1);
     }
 
-    /// Returns the child of `parent` at `place` and an adjacent child: the index of the left child, the left child, and the right child.
+    /// Returns two adjacent children of `parent`, one of which is at `place`. The result has the index of the left child, the left child,
+    /// and the right child.
     fn neighbours(&self, parent: u32, place: usize) -> (usize, u32, u32) {
         let inner = self.inners.get(parent);
         let left = if place + 1 < inner.len() { place } else { place - 1 };

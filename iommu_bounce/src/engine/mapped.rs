@@ -2,10 +2,10 @@
 
 //! Cap on mapped bytes: the maximum guest RAM that the host keeps mapped, and therefore pinned, on behalf of the guest.
 //!
-//! Mapped bytes are counted as VFIO counts pinned memory: each mapping in each host address space, even if another mapping covers the same
-//! page. So a page counts twice if two mappings cover it, or if two address spaces map it. The kernel takes a reference to the page for
-//! each mapping, and adds each mapping to the locked memory (`vfio_pin_pages_remote()` of `drivers/vfio/vfio_iommu_type1.c`,
-//! `iopt_pages_update_pinned()` of `drivers/iommu/iommufd/pages.c`). Chunks do not count, because the budget limits them.
+//! Mapped bytes are counted as VFIO counts pinned memory. Each mapping in each host address space counts, even if another mapping covers
+//! the same page. So a page counts twice if two mappings cover it, or if two address spaces map it. For each mapping, the kernel takes a
+//! reference to the page, and counts the page as locked memory. See `vfio_pin_pages_remote()` of `drivers/vfio/vfio_iommu_type1.c`, and
+//! `iopt_pages_update_pinned()` of `drivers/iommu/iommufd/pages.c`. Chunks do not count, because the budget limits them.
 //!
 //! If the VMM turns bypass on at power-on, RAM that unattached endpoints access through bypass does not count either. Firmware needs this
 //! bypass to read the boot disk. If the guest turns bypass off and on again, this RAM still does not count. The guest could also regain

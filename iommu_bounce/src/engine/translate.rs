@@ -38,7 +38,7 @@ impl Engine {
     /// The mapping must allow all of `access`. An access that is longer than [`Translation::len`] takes several calls.
     ///
     /// # Errors
-    /// The fault, which this call also reports to the driver.
+    /// The error is the fault, which this call also reports to the driver.
     pub fn translate(&mut self, endpoint: EndpointId, iova: u64, access: Permissions) -> Result<Translation, Fault> {
         self.look_up(endpoint, iova, access).map_err(|reason| {
             let fault = Fault { reason, endpoint, address: Some(iova), access };
