@@ -3,8 +3,8 @@
 //! Connection of a client. It limits the time of each request, and receives the file descriptors that are sent with a request.
 //!
 //! Some clients of the API keep one connection for as long as the VM lives and never reconnect. So the API's socket has no limit on the
-//! silence between two requests. The metrics address limits this silence, because any client of the network can connect to it. The time
-//! to receive a request that has begun is always limited.
+//! silence between two requests. The metrics address has such a limit, because any network client can connect to the metrics address. Both
+//! listeners limit the time from the first byte of a request to its last byte.
 
 use std::future::Future;
 use std::io;
@@ -72,7 +72,7 @@ struct Progress {
     lost: bool,
 }
 
-/// Requests of one connection, which are served one after the other.
+/// Progress of a connection, which the connection shares with the code that answers its requests.
 #[derive(Clone)]
 pub(super) struct Requests(Arc<Mutex<Progress>>);
 
@@ -111,7 +111,7 @@ pub(super) struct ClientStream<S> {
     idle_time: Option<Duration>,
     /// Phase that `deadline` limits.
     limited: Phase,
-    /// Deadline for the head that is arriving, or for the next request.
+    /// Deadline for the end of the head that is arriving, or for the first byte of the next request.
     deadline: Pin<Box<Sleep>>,
 }
 
@@ -128,7 +128,7 @@ impl<S: ClientSocket> ClientStream<S> {
         self.requests.clone()
     }
 
-    /// Starts the time limit of a phase.
+    /// Limits `phase` to `time`, from now on.
     fn limit(&mut self, phase: Phase, time: Duration) {
         self.limited = phase;
         self.deadline.as_mut().reset(Instant::now() + time);
@@ -272,7 +272,7 @@ mod tests {
                 sleep(100 * HEAD_TIME).await;
                 client.write_all(b"P").await.unwrap();
             });
-            // The `P` is the first byte of the next head.
+            // The `P` starts the next head, and the rest of this head does not arrive in time.
             assert_eq!(stream.read(&mut buf).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
         });
     }

@@ -31,7 +31,7 @@ pub(super) fn poll_receive(
                 buf.advance(count);
                 return Poll::Ready(Ok(whole));
             }
-            // Poll again until the socket is known to be empty.
+            // The socket was empty. Poll again, so that the runtime wakes this task when bytes arrive.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Poll::Ready(Err(error)),
         }

@@ -26,7 +26,7 @@ impl ApiListener {
     }
 
     /// Returns the maximum silence of a client between two requests. API clients may keep a connection for as long as the VM lives. Network
-    /// clients may not keep a silent connection, because silent clients could use up the maximum number of clients for ever.
+    /// clients may not keep a silent connection, because silent clients could lock out all other network clients for ever.
     pub(super) fn idle_time(self) -> Option<Duration> {
         match self {
             Self::Api => None,

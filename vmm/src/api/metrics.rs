@@ -13,7 +13,7 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registr
 
 use crate::control::{Figures, figures};
 
-/// Metrics of one scrape. They are created from the values of all metrics, rendered as text, and dropped.
+/// Prometheus registry of one scrape, which is dropped after its metrics were rendered as text.
 struct Scrape(Registry);
 
 impl Scrape {
@@ -40,7 +40,7 @@ impl Scrape {
     }
 }
 
-/// Renders `all`, the values of all metrics, as the text of one scrape.
+/// Renders the values in `all` as the text of one scrape.
 pub fn render(all: &Figures) -> Result<String, prometheus::Error> {
     let scrape = Scrape(Registry::new());
     vmm(&scrape)?;
@@ -92,7 +92,7 @@ pub(crate) fn name_of(kind: &str, counter: &str) -> String {
     format!("carom_{}_{counter}_total", kind.replace('-', "_"))
 }
 
-/// Adds the counters that devices keep. Each counter of a device kind is one metric, and its label names the device.
+/// Adds the counters that devices keep. Each counter of a device kind is one metric. The metric's label names the device.
 fn parts(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     let mut metrics = BTreeMap::new();
     for part in &all.parts {
@@ -164,7 +164,7 @@ fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     )
 }
 
-/// Adds the amount of memory that each device behind the virtio-iommu can access.
+/// Adds the mapped, window, parked and pinned bytes of each device behind the virtio-iommu.
 fn endpoints(scrape: &Scrape, engine: &Report, devices: &[DeviceNode]) -> Result<(), prometheus::Error> {
     type Figure = fn(&EndpointReport) -> u64;
     let metrics: [(&str, &str, Figure); 4] = [
@@ -215,12 +215,12 @@ fn stalls(times: &Histogram) -> MetricFamily {
     histogram("carom_iommu_poll_stall_duration_seconds", help, "thread", &[("iommu_poll", times)])
 }
 
-/// Histogram classes that are rendered: the range of their upper bounds in nanoseconds. Other classes are left out, because they have few
-/// samples, and each class would be another time series.
+/// Upper bounds, in nanoseconds, of the histogram classes that are rendered as buckets. Other classes have few samples. They are left out,
+/// because each bucket is a time series of its own.
 const CLASSES: std::ops::RangeInclusive<u64> = 255..=(1 << 30);
 
-/// Returns a metric family with a histogram for each of `named`. The family consists of types from `prometheus::proto`, because
-/// `prometheus::Histogram` counts single samples, and the samples of `named` are already counted.
+/// Returns a metric family with a histogram for each of `named`. `prometheus::Histogram` counts samples one by one, but `named` contains
+/// finished counts. So this function builds the family from the types in `prometheus::proto`.
 fn histogram(name: &str, help: &str, label: &str, named: &[(&str, &Histogram)]) -> MetricFamily {
     let metrics = named.iter().map(|(of, histogram)| {
         let mut pair = LabelPair::default();
@@ -238,7 +238,7 @@ fn histogram(name: &str, help: &str, label: &str, named: &[(&str, &Histogram)]) 
     family
 }
 
-/// Converts a histogram to seconds and cumulative buckets.
+/// Converts a histogram to Prometheus' form: seconds, and cumulative buckets.
 fn counted(histogram: &Histogram) -> proto::Histogram {
     let mut seen = 0;
     let all = figures::classes(histogram).map(|(end, count)| {
@@ -399,7 +399,7 @@ mod tests {
         let rows = include_str!("../../../docs/api.md").lines().filter(|line| line.starts_with("| `carom_"));
         let names = rows.flat_map(|row| row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2));
         let names = names.map(|name| name.split('{').next().unwrap()).filter(|name| name.starts_with("carom_"));
-        // `counters_of_all_parts_are_in_the_pages_table` checks the metrics of devices.
+        // The metrics of devices are left out here, because `counters_of_all_parts_are_in_the_pages_table` checks them.
         let of_part = |name: &str| {
             let kinds = KINDS.iter().map(|kind| kind.name).filter(|kind| *kind != "iommu").chain(["serial"]);
             kinds.map(|kind| name_of(kind, "")).any(|of_kind| name.starts_with(of_kind.trim_end_matches("_total")))

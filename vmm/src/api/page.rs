@@ -27,7 +27,8 @@ impl From<Page> for Response<Full<Bytes>> {
     fn from(page: Page) -> Self {
         let mut response = Self::new(Full::new(page.body));
         *response.status_mut() = page.status;
-        // The reason phrase is empty, as in Cloud Hypervisor, because its clients parse everything after the version as the status number.
+        // Cloud Hypervisor's clients parse everything after the HTTP version as the status number. So the reason phrase is empty, as in
+        // Cloud Hypervisor's responses.
         response.extensions_mut().insert(ReasonPhrase::from_static(b""));
         if let Some(media_type) = page.media_type {
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));

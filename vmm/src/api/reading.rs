@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Answers that clients share. If several clients ask the same question at the same time, the VM is read only once, usually by the control
-//! thread. The answer is converted to HTTP only once.
+//! Answers that clients share. If several clients wait for the answer to the same question, the VM is read only once for all of them. The
+//! body of the answer is also rendered only once.
 //!
 //! A client always gets a state that was read after its request arrived. So a client that asks while the VM is being read waits for
 //! the next reading.
@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Clients that wait for the next answer, by the name of their question. A question has an entry while a task reads its answers.
+/// Clients that wait for the next answer. The key is the name of the clients' question. A question has an entry while a task reads the VM
+/// for the question.
 type Waiting<T> = Mutex<BTreeMap<&'static str, Vec<oneshot::Sender<T>>>>;
 
 /// Questions that clients have asked, each with the clients that wait for the answer.
@@ -48,7 +49,7 @@ impl<T: Clone + Send + 'static> Readings<T> {
     }
 }
 
-/// Answers the clients that ask for `name`, until no client waits.
+/// Answers the clients that asked question `name`, until no client waits for an answer to the question.
 async fn serve<T: Clone, F: Future<Output = T>>(waiting: Arc<Waiting<T>>, name: &'static str, ask: impl Fn() -> F) {
     while let Some(clients) = next(&waiting, name) {
         let answer = ask().await;
@@ -87,7 +88,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
     }
 
-    /// Source of answers. Each reading waits for a permit of the test. The answer is the number of readings so far.
+    /// Source of answers. Each reading waits until the test adds a permit. The answer is the number of readings so far.
     #[derive(Clone)]
     struct Source {
         asked: Arc<AtomicUsize>,

@@ -32,7 +32,7 @@ const JSON: &str = "application/json";
 /// Maximum time for a client to send a body.
 const BODY_TIME: Duration = Duration::from_secs(10);
 
-/// Answers `request`, which arrived at a listener of this `kind`. `requests` is the state of its connection.
+/// Answers `request`, which arrived at a listener of this `kind`. `requests` is the progress of the request's connection.
 pub(super) async fn respond(
     kind: ApiListener,
     shared: &SharedApi,
@@ -74,7 +74,7 @@ async fn perform(
         Ok(body) => body,
         Err(page) => return page.into(),
     };
-    // The client may send descriptors with any part of the request.
+    // The descriptors are taken only now, because the client may send descriptors with any part of the request.
     let Some(descriptors) = requests.take_descriptors() else {
         let message = format!(
             "some descriptors of the request were lost: send at most {MAX_DESCRIPTORS} descriptors with a request"
@@ -136,7 +136,8 @@ async fn read_body(body: Incoming) -> Result<Bytes, Page> {
     }
 }
 
-/// Returns the control thread's answer to `call`. If possible without waiting, reads `vm.info` directly.
+/// Returns the control thread's answer to `call`. If `call` is `vm.info`, this thread reads the answer itself when it can do so without
+/// waiting.
 async fn ask(control: &ControlHandle, call: Call) -> Result<Reply, ControlError> {
     // A direct read saves two thread switches. Each switch may have to wait for a CPU while a guest runs.
     if matches!(call, Call::Info)
@@ -165,8 +166,8 @@ fn answer(outcome: Result<Reply, ControlError>) -> Page {
     }
 }
 
-/// Returns the status code of an error. The codes are those of Cloud Hypervisor (`api_error_status_code`), so a call in the
-/// wrong state is an internal error.
+/// Returns the status code of an error. The codes are those of Cloud Hypervisor (`api_error_status_code`), so a call that the VM's state
+/// does not allow is an internal error (500).
 fn status(error: &ControlError) -> StatusCode {
     match error {
         ControlError::NotCreated | ControlError::NoSuchPart(_) => StatusCode::NOT_FOUND,
@@ -199,7 +200,7 @@ fn json<T: serde::Serialize>(value: &T) -> Page {
     }
 }
 
-/// Makes an error response in Cloud Hypervisor's form: a list of messages, with the root cause last.
+/// Returns an error response in Cloud Hypervisor's form: a list of messages, with the root cause last.
 fn refusal(status: StatusCode, message: &str) -> Page {
     Page::new(status, JSON, serde_json::json!([message]).to_string())
 }

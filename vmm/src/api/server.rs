@@ -33,7 +33,7 @@ use crate::process::time_slice::ShortSlice;
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Maximum time to send the last answers when the VMM ends.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
-/// Delay before the next attempt if a connection cannot be accepted, for example for lack of descriptors.
+/// Delay before the next attempt if the server cannot accept a connection, for example because the process has no free descriptor.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 /// Response to a client beyond the maximum number of clients.
@@ -70,7 +70,7 @@ impl ApiServer {
         let (stop, stopped) = oneshot::channel();
         let thread = sandbox::start(API, "api".into(), move || {
             sandbox::give_up_files();
-            // The thread keeps its short slice until it ends.
+            // The thread keeps its short time slice until the thread ends.
             let _ = ShortSlice::take();
             runtime.block_on(serve(api, metrics, Arc::new(shared), stopped));
         })?;
@@ -135,7 +135,7 @@ async fn serve(
     tokio::select! {
         () = accept(api, ApiListener::Api, &api_clients, &shared, &stopping) => {}
         () = accept(metrics, ApiListener::Metrics, &metrics_clients, &shared, &stopping) => {}
-        // `ApiServer` holds the sender, so dropping it ends the server.
+        // `ApiServer` holds the sender, so dropping the `ApiServer` ends the server.
         _ = stopped => {}
     }
     let _ = stop.send(true);
@@ -168,7 +168,7 @@ async fn accept<L: Listener>(
                         drop(place);
                     });
                 }
-                // If the connection does not take even this response, the client only sees the connection close.
+                // If the connection's buffer has no room for this response, the client only sees that the connection is closed.
                 Err(_) => drop(L::send_now(&stream, BUSY)),
             },
             Err(error) => {
@@ -197,7 +197,7 @@ async fn connection<S: ClientSocket>(
         }
     });
     let mut stream = TimeoutStream::new(stream);
-    // Reading has its own time limits, for heads and bodies.
+    // Reads need no timeout here, because heads and bodies have their own time limits.
     stream.set_write_timeout(Some(ANSWER_TIME));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -235,7 +235,7 @@ mod tests {
     /// Maximum time of a step. A test that hangs fails after this time.
     const LONG: Duration = Duration::from_secs(120);
 
-    /// Returns the start of an answer.
+    /// Returns the first 12 characters of an answer, which end with the status code.
     async fn status(client: &mut TcpStream) -> io::Result<String> {
         let mut answer = vec![0; 1024];
         let len = client.read(&mut answer).await?;
@@ -253,7 +253,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().unwrap();
         runtime.block_on(async {
             pause();
-            // The clock is paused, and only the test advances it. Without a blocking task, tokio would advance it by itself.
+            // The clock is paused, and only the test advances it. Without a blocking task, tokio would advance the paused clock by itself.
             let (over, wait) = mpsc::channel::<()>();
             let blocker = tokio::task::spawn_blocking(move || wait.recv().is_ok());
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -270,7 +270,7 @@ mod tests {
             let mut other = TcpStream::connect(address).await.unwrap();
             assert_eq!(status(&mut other).await.unwrap(), "HTTP/1.1 429");
             advance(2 * ApiListener::Metrics.idle_time().unwrap()).await;
-            // A client's place becomes free when the server's task for this client has ended.
+            // The server accepts a further client only after its task for a silent client has ended.
             let began = std::time::Instant::now();
             loop {
                 let mut client = TcpStream::connect(address).await.unwrap();

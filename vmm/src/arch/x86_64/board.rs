@@ -116,8 +116,8 @@ impl Places<'_> {
         Ok(registers)
     }
 
-    /// Places the registers of processor hotplug. The configuration wants the processors with numbers below `wanted`. The VM now has the
-    /// processors in `present`. The control thread closes a processor that the guest ejects.
+    /// Places the registers of processor hotplug. `wanted` is the number of processors in the configuration. `present` contains the numbers
+    /// of the processors that the VM has now. The control thread closes a processor that the guest ejects.
     fn processors(&self, (wanted, present): (u32, Numbers)) -> Result<Arc<CpuHotplug>, BoardError> {
         let left = self.leaver(|| GuestEvent::Left);
         let registers = CpuHotplug::new(wanted, present, self.line(CPU_HOTPLUG_IRQ), left);
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn reset_clears_everything_that_the_guest_wrote_to_ports() {
-        // The ACPI timer's state is the last. The test does not compare this state, because a reset does not stop the timer.
+        // The ACPI timer's state is last in the list. The test does not compare this state, because a reset does not stop the timer.
         let states = |devices: &Board| devices.save().unwrap()[..5].to_vec();
         let (used, new) = (made(), states(&made()));
         let write = |device: &dyn BusDevice, offset, data: &[u8]| device.write(offset, data);

@@ -36,7 +36,7 @@ pub(super) fn timed<T, E>(read: impl FnMut() -> Result<T, E>) -> Result<(T, u64)
     timed_by(realtime_ns, read)
 }
 
-/// Like [`timed`], with another clock for the host's time of day.
+/// Like [`timed`], but `now` returns the host's time of day.
 fn timed_by<T, E>(now: impl Fn() -> u64, mut read: impl FnMut() -> Result<T, E>) -> Result<(T, u64), E> {
     let mut timed = || {
         let before = now();
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn shortest_reading_counts() {
         assert_eq!(timed_readings([40, 30, 10, 20, 20, 20, 20, 20]), (3, 1075));
-        // Of equally short readings, the first counts.
+        // If several readings are equally short, the first of them counts.
         assert_eq!(timed_readings([20; READINGS]), (1, 1010));
     }
 

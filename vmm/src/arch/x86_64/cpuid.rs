@@ -72,7 +72,7 @@ impl CpuidTemplate {
         }
         let of_any = CpuId::from_entries(&entries).map_err(|_| {
             let reason =
-                format!("the CPUID has {} entries, and KVM takes at most {KVM_MAX_CPUID_ENTRIES}", entries.len());
+                format!("the CPUID has {} entries, but KVM allows at most {KVM_MAX_CPUID_ENTRIES}", entries.len());
             KvmError::other(format!("set the CPUID of vCPU {id}"), reason)
         })?;
         Ok(of_vcpu(&of_any, id))
@@ -89,8 +89,8 @@ impl CpuidTemplate {
                 }
                 entry.edx = if self.vcpus > 1 { entry.edx | HTT } else { entry.edx & !HTT };
             }
-            // Intel's cache leaves. Bits 26 to 31 are the number of other cores in the package. Bits 14 to 25 are the number of other vCPUs
-            // that share the cache.
+            // Intel's cache leaves. In EAX, bits 26 to 31 are the number of other cores in the package. Bits 14 to 25 are the number of
+            // other vCPUs that share the cache.
             4 => {
                 let shared = self.shared(entry.eax);
                 entry.eax = (entry.eax & 0x3fff) | (shared << 14) | ((logical - 1).min(63) << 26);

@@ -45,10 +45,10 @@ pub(super) fn xsave(vm: &VmFd, vcpu: &VcpuFd) -> io::Result<Vec<u8>> {
     Ok([area.as_fam_struct_ref().xsave.region.as_bytes(), area.as_slice().as_bytes()].concat())
 }
 
-/// Sets a vCPU's extended state. If this host's area is larger than `bytes`, the rest of the area gets its initial state.
+/// Sets a vCPU's extended state to `bytes`. If this host's area is larger than `bytes`, the rest of the area is set to its initial state.
 ///
 /// # Errors
-/// This host's area is smaller, or KVM rejects the state.
+/// `bytes` is longer than this host's area or has an invalid length, or KVM rejects the state.
 pub(super) fn set_xsave(vm: &VmFd, vcpu: &VcpuFd, bytes: &[u8]) -> io::Result<()> {
     let len = xsave_len(vm);
     let mut area = new_xsave(len)?;

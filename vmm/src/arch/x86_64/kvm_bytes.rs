@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! KVM's structures as hexadecimal text in saved state. The text contains the bytes of the structure, as the kernel's
-//! interface defines them. A text of another length is an error.
+//! KVM's structures as hexadecimal text in saved state. The text contains the bytes of the structure, as the kernel's interface defines
+//! them. Text whose length does not match the structure is an error.
 
 use std::fmt;
 

@@ -21,8 +21,9 @@ const TIME_REF_COUNT: u32 = 0x4000_0020;
 
 fn one(index: u32, data: u64) -> Result<Msrs, KvmError> {
     let entry = kvm_msr_entry { index, data, ..Default::default() };
-    Msrs::from_entries(&[entry])
-        .map_err(|error| KvmError::other(format!("access MSR {index:#x}"), format!("the list of registers: {error:?}")))
+    Msrs::from_entries(&[entry]).map_err(|error| {
+        KvmError::other(format!("access MSR {index:#x}"), format!("cannot make a list of one register: {error:?}"))
+    })
 }
 
 /// Returns the value of a register. Returns `None` if KVM does not report it.
@@ -44,9 +45,8 @@ pub(super) fn write(vcpu: &VcpuFd, entry: kvm_msr_entry) -> Result<bool, KvmErro
     }
 }
 
-/// Returns all registers that KVM lists as the state of a vCPU. They include the registers that KVM defines itself: for
-/// kvmclock, stolen time and asynchronous page faults. Excludes registers that change by themselves: the time stamp counter
-/// and Hyper-V's clock.
+/// Returns all registers that KVM lists as the state of a vCPU. They include the registers that KVM defines itself for kvmclock, stolen
+/// time and asynchronous page faults. The time stamp counter and Hyper-V's clock are left out, because they change by themselves.
 pub(super) fn read_all(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>, KvmError> {
     let list = kvm.get_msr_index_list().map_err(KvmError::call("list model-specific registers"))?;
     let mut all = Vec::with_capacity(list.as_slice().len());

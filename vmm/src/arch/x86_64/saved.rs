@@ -85,7 +85,7 @@ impl ProcessorsState {
     /// `vcpus.start()`, and only numbers below `vcpus.end()`.
     ///
     /// # Errors
-    /// The state breaks a rule.
+    /// The state breaks one of these rules.
     pub fn check(&self, vcpus: &RangeInclusive<u32>) -> Result<(), StateError> {
         if self.version != VERSION {
             return Err(StateError::Version { kind: "processors", wanted: VERSION, found: self.version });
@@ -116,7 +116,7 @@ impl ProcessorsState {
         }
         if let Some(number) = self.numbers.last().filter(|number| **number >= most) {
             return refuse(format!(
-                "the saved VM has vCPU {number}, but the configuration allows at most {most} vCPUs"
+                "the saved VM has vCPU {number}, but the configuration allows only numbers below {most}"
             ));
         }
         if let Some(missing) =
@@ -303,7 +303,8 @@ mod tests {
         let new = machine(Some(&saved)).unwrap();
         let (_, restore_time) = timed(|| saved.restore(&new.vm, &new).unwrap());
         let (after, last_time) = timed(|| save(&new));
-        // Each step accesses the clock and the counters one after the other. The host may run another thread between these accesses.
+        // Each step accesses the clock and the counters one after the other. Between these accesses, the host may run another thread, so
+        // they can be as far apart as the step is long.
         let tolerance = 0.1 + (save_time + restore_time + last_time).as_secs_f64();
         let passed = Duration::from_nanos(after.realtime_ns - saved.realtime_ns).as_secs_f64();
         for (before, after) in saved.vcpus.iter().zip(&after.vcpus) {
@@ -315,11 +316,11 @@ mod tests {
             let offset = |index: usize| state.vcpus[index].tsc.offset;
             offset(0).zip(offset(1)).map(|(one, other)| one.wrapping_sub(other))
         };
-        // If the host's own counter is unstable, KVM may change offsets.
+        // If the host's own counter is unstable, KVM may change the offsets. In this case, the offsets are not compared.
         if apart(&save(&old)) == apart(&saved) {
             assert_eq!(apart(&after), apart(&saved));
         }
-        // The clock and the counters were read at different moments.
+        // The clock has its own times of day, because it was read before or after the counters.
         let passed = Duration::from_nanos(after.clock.realtime_ns - saved.clock.realtime_ns).as_secs_f64();
         let clock = Duration::from_nanos(after.clock.ns.wrapping_sub(saved.clock.ns)).as_secs_f64();
         assert!((clock - passed).abs() < tolerance, "the clock advanced by {clock} s in {passed} s");
@@ -338,7 +339,7 @@ mod tests {
             (5, &[], "vcpus: the saved VM has 5 vCPUs, but the configuration allows at most 4"),
             (3, &[0, 1], "numbers: the saved VM has 2 numbers for 3 vCPUs"),
             (3, &[0, 1, 1], "numbers: the saved vCPU numbers are not in ascending order"),
-            (3, &[0, 1, 4], "numbers: the saved VM has vCPU 4, but the configuration allows at most 4 vCPUs"),
+            (3, &[0, 1, 4], "numbers: the saved VM has vCPU 4, but the configuration allows only numbers below 4"),
             (3, &[0, 2, 3], "numbers: the saved VM lacks vCPU 1, which the configuration has"),
             (2, &[u32::MAX - 1, u32::MAX], "numbers: the saved VM has vCPU 4294967295"),
         ] {

@@ -47,9 +47,9 @@ impl TscState {
         Self { value: self.value.wrapping_sub(ticks(then, at)).wrapping_add(ticks(at, then)), ..self }
     }
 
-    /// Sets the counter of a vCPU that has not run. The counter was saved at the host's time of day `saved_at`. `first` has the
-    /// saved counter of the first vCPU, and the offset that was set for that vCPU. For the first vCPU itself, `first` is `None`.
-    /// Returns the offset that was set.
+    /// Sets the counter of a vCPU that has not run. The counter was saved at the host's time of day `saved_at`. `first` contains the saved
+    /// counter of the first vCPU, and the offset that was set for that vCPU. For the first vCPU itself, `first` is `None`. Returns the
+    /// offset that was set.
     pub(super) fn restore(
         &self,
         kvm: &Kvm,
@@ -63,7 +63,7 @@ impl TscState {
             self.value.wrapping_add(ticks(elapsed, self.khz))
         };
         let Ok(now) = ioctl::tsc_offset(vcpu) else {
-            // If the new value is less than a second from the other vCPUs' counters, KVM synchronises the counters.
+            // If the new value is within a second of the other vCPUs' counters, KVM synchronises all these counters.
             let data = at(clock::realtime_ns());
             msr::write(vcpu, kvm_msr_entry { index: msr::TSC, data, ..Default::default() })?;
             return Ok(None);
@@ -129,7 +129,7 @@ fn read(vcpu: &VcpuFd) -> Result<(u64, u64), KvmError> {
     Ok((value.ok_or_else(missing)?, realtime))
 }
 
-/// True if two frequencies count as equal. 0 is an unknown frequency, which counts as equal to any.
+/// True if two frequencies count as equal. An unknown frequency (0) counts as equal to every frequency.
 fn is_one(wanted: u32, host: u32) -> bool {
     wanted == 0 || host == 0 || u64::from(wanted.abs_diff(host)) * 1_000_000 <= u64::from(wanted) * TOLERANCE
 }

@@ -54,9 +54,9 @@ pub struct VcpuState {
 /// Handling of a model-specific register that cannot be written on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnwritableMsr {
-    /// The register keeps its value. This is for a state that was read from the same vCPU.
+    /// The register keeps its value. Use this for a state that was read from the same vCPU.
     Leave,
-    /// Restoring fails, unless the register already has the value. This is for a state that may come from another host.
+    /// Restoring fails, unless the register already has the value. Use this for a state that may come from another host.
     Refuse,
 }
 

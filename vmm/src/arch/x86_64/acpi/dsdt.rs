@@ -127,7 +127,7 @@ fn bridge(
         Name::new("_SEG".into(), &segment),
         Name::new("_BBN".into(), &ZERO),
         Name::new("_UID".into(), &segment),
-        // DMA snoops the caches: it is coherent.
+        // DMA is coherent with the CPU caches.
         Name::new("_CCA".into(), &ONE),
         Name::new("_CRS".into(), &ResourceTemplate::new(resources)),
         Name::new("_PRT".into(), &intx::routes(segment)),

@@ -282,7 +282,7 @@ mod tests {
             // ACPI interrupt descriptor: length, flags "consumer" and "shared", one number.
             assert!(has(&[0x89, 6, 0, 0x09, 1, irq, 0, 0, 0]), "{irq}");
         }
-        // A route has the slot with any function, the pin, the path of the link device, and an index.
+        // A route consists of the slot with any function, the pin, the path of the link device, and an index.
         let route = |slot: u8, link: &[u8]| {
             let route = [&[0x0c, 0xff, 0xff, slot, 0, 0][..], b"\\\x2e_SB_", link, &[0]].concat();
             image.windows(route.len()).filter(|window| *window == route).count()

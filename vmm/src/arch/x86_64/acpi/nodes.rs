@@ -3,7 +3,8 @@
 //! NUMA nodes of vCPUs, RAM and PCI segments: the system resource affinity table and the system locality distance information
 //! table (ACPI 6.5, sections 5.2.16 and 5.2.17).
 //!
-//! `acpi_tables` has both tables, but its SRAT has no processors, and its SLIT allows only symmetric distances.
+//! The crate `acpi_tables` also builds these two tables, but without processors in the affinity table (SRAT). In its distance table (SLIT),
+//! distances can only be symmetric.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ use crate::arch::layout::zone_ranges;
 
 /// Type of the affinity structure that names a processor by its local APIC.
 const LOCAL_APIC: u8 = 0;
-/// Length of this structure in bytes.
+/// Length of the local APIC affinity structure in bytes.
 const LOCAL_APIC_LEN: u8 = 16;
 /// Flag: the entry is enabled.
 const ENABLED: u32 = 1;
@@ -91,7 +92,7 @@ impl Nodes {
     }
 }
 
-/// Returns the node of each item that is in a node.
+/// Returns the node of each vCPU or PCI segment that `things` lists for a node.
 fn of_all<T: Copy + Ord>(nodes: &[NumaConfig], things: impl Fn(&NumaConfig) -> &Vec<T>) -> BTreeMap<T, u32> {
     nodes.iter().flat_map(|node| things(node).iter().map(|thing| (*thing, node.guest_numa_id))).collect()
 }

@@ -2,7 +2,7 @@
 
 //! The virtual I/O translation table (ACPI 6.5, section 5.2.31): the virtio-iommu, and the ranges of functions behind it.
 //!
-//! `acpi_tables` also has this table, but numbers the endpoints of every segment as if they were on the first segment.
+//! The crate `acpi_tables` also builds this table, but numbers the endpoints of every segment as if they were on segment 0.
 
 use std::ops::RangeInclusive;
 
@@ -13,13 +13,13 @@ use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
 
 /// Bytes before the nodes: the common header, the number of nodes, their offset, and a reserved field.
 const HEADER: u16 = 48;
-/// Node of a range of PCI functions.
+/// Type of a node that describes a range of PCI functions.
 const PCI_RANGE: u8 = 1;
-/// Length of this node in bytes.
+/// Length of a [`PCI_RANGE`] node in bytes.
 const PCI_RANGE_LEN: u16 = 24;
-/// Node of a virtio-iommu on PCI.
+/// Type of a node that describes a virtio-iommu on PCI.
 const VIRTIO_PCI_IOMMU: u8 = 3;
-/// Length of this node in bytes.
+/// Length of a [`VIRTIO_PCI_IOMMU`] node in bytes.
 const VIRTIO_PCI_IOMMU_LEN: u16 = 16;
 
 /// Builds the table. The virtio-iommu is its first node.

@@ -24,7 +24,7 @@ const PT_LOAD: u32 = 1;
 /// Bytes of a page. Memory is checked and written page by page.
 const PAGE: usize = 4096;
 
-/// Loadable segment with guest-physical addresses. An address that would wrap around is replaced by the last address, where no RAM can be.
+/// Loadable segment with guest-physical addresses. An address that would wrap around is replaced by `u64::MAX`, where no RAM can be.
 pub(super) struct Segment {
     /// Length in bytes in the file or in memory, whichever is larger.
     pub(super) len: u64,
@@ -66,16 +66,16 @@ fn segment(header: &[u8]) -> Segment {
     Segment { len, zeros: address.saturating_add(file_len)..end, end }
 }
 
-/// Returns `N` bytes of a header that is long enough.
+/// Returns `N` bytes of a header, from offset `at` on. The header must be long enough.
 fn bytes<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
     std::array::from_fn(|place| header[at + place])
 }
 
 /// Clears a range of RAM. Skips the addresses between `LOW_RAM_END` and `HIGH_RAM_START`, because they already contain tables.
 ///
-/// Pages that are already zero are not written, because a write would make the host allocate or unshare them. Reading may also
-/// allocate a page. Therefore `fresh` RAM, which no guest has used, is skipped if no region in the range is backed by a file with data.
-/// Only such a file may have been another guest's RAM.
+/// Pages that are already zero are not written, because a write would make the host allocate or unshare them. Reading may also allocate a
+/// page. So this function does not even read `fresh` RAM, which no guest of this VMM has used. Fresh RAM is still cleared if a file with
+/// data backs part of the range, because that file may have been another VM's RAM.
 pub(super) fn zero(memory: &Ram, range: &Range<u64>, fresh: bool) -> Result<(), GuestMemoryError> {
     for range in [range.start..range.end.min(LOW_RAM_END), range.start.max(HIGH_RAM_START)..range.end] {
         if !range.is_empty() && (!fresh || memory.iter().any(|region| may_have_data(region, &range))) {
@@ -85,7 +85,7 @@ pub(super) fn zero(memory: &Ram, range: &Range<u64>, fresh: bool) -> Result<(), 
     Ok(())
 }
 
-/// True if a region that no guest has used may contain non-zero bytes in `range`.
+/// True if a region that no guest of this VMM has used may contain non-zero bytes in `range`.
 fn may_have_data(region: &RamRegion, range: &Range<u64>) -> bool {
     let Some(file) = region.file_offset() else { return false };
     let first = region.start_addr().0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Loads a kernel or firmware, and writes the data that the boot protocol passes to it.
+//! Loads a kernel or firmware, and writes the data that the boot protocol passes to the loaded image.
 
 mod elf;
 mod linux;
@@ -30,7 +30,7 @@ use self::whole_reads::WholeReads;
 use crate::arch::layout::{CMDLINE, HIGH_RAM_START, LOW_MEMORY_END, PAGE_SIZE};
 use crate::arch::registers::{self, Entry};
 
-/// Remedies for a file that is not a bootable image.
+/// Remedies in the errors for a kernel or firmware that Carom cannot boot.
 const KERNELS: &str = "use a bzImage, or an ELF image (vmlinux) built with CONFIG_PVH";
 const FIRMWARES: &str = "use an ELF image with a PVH entry point, such as EDK2's CLOUDHV.fd";
 
@@ -156,8 +156,8 @@ impl Payload {
         Ok(Self { config: config.clone(), field, path, file, image, initramfs, initramfs_len, ram_is_fresh })
     }
 
-    /// Records that a guest has used the RAM. A reset needs this after a restore, because the RAM then came from a snapshot, and
-    /// [`load`](Self::load) has not run.
+    /// Records that a guest has used the RAM, so that the next [`load`](Self::load) clears the RAM of segments for which the file has no
+    /// bytes. Must be called after a restore, which fills the RAM from a snapshot without calling `load`.
     pub fn ram_was_used(&self) {
         self.ram_is_fresh.store(false, Ordering::Relaxed);
     }
@@ -219,8 +219,8 @@ impl Payload {
     /// Clears the parts of segments that have no bytes in the file.
     fn zero(&self, memory: &Ram, ram_size: u64, segments: &[elf::Segment]) -> Result<(), BootError> {
         let low_end = ram_size.min(LOW_MEMORY_END);
-        // The limit on the total keeps many overlapping segments from taking longer than one segment that fills RAM. If bytes of the file
-        // lie beyond RAM, linux-loader fails later.
+        // Clearing many overlapping segments could take much longer than clearing all RAM, so their total length is limited. `fits` checks
+        // only the zeros: if bytes of the file lie beyond RAM, linux-loader fails later.
         let total = segments.iter().fold(0u64, |total, segment| total.saturating_add(segment.len));
         let fits = |segment: &elf::Segment| segment.zeros.is_empty() || segment.zeros.end <= low_end;
         if total > low_end || !segments.iter().all(fits) {

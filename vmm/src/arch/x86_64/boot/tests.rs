@@ -55,7 +55,7 @@ fn bzimage(version: u16, code: usize) -> Vec<u8> {
 }
 
 /// Returns an ELF image like EDK2's: a 64-bit image for a 32-bit machine. The image has one segment of `size` bytes from 1 MiB on. Its note
-/// of type `note` has the PVH entry point.
+/// of type `note` contains the entry point.
 fn elf(size: u64, note: u32, entry: u32) -> Vec<u8> {
     elf_of(size, note, entry, &[Segment { offset: 0, address: HIGH_RAM_START, file_len: size, len: size }])
 }
@@ -168,7 +168,7 @@ fn firmware_larger_than_ram_is_refused() {
     assert!(error.is_user_error() && error.to_string().starts_with("--firmware"), "{error}");
 }
 
-/// Returns firmware of 16 KiB with BSS in three places: behind the file's bytes, 2 MiB further up, and below 1 MiB. In the first BSS are
+/// Returns firmware of 16 KiB with BSS in three places: behind the file's bytes, 2 MiB further up, and below 1 MiB. The first BSS contains
 /// bytes of another segment.
 fn firmware_with_bss() -> Vec<u8> {
     let segments = [

@@ -17,7 +17,7 @@ use crate::arch::layout::MEMORY_DEVICE_PORTS;
 
 /// Method that notifies the memory devices of added RAM.
 pub(super) const SCAN: &str = "\\_SB_.MHPC.SCAN";
-/// The device is present, functioning and shown in the user interface (ACPI 6.5, section 6.3.7).
+/// Status (`_STA`) of a device that is present, functions, and is shown in the user interface (ACPI 6.5, section 6.3.7).
 const PRESENT: u8 = 0xf;
 /// Offsets of the first address, last address and length in a 64-bit address space descriptor (ACPI 6.5, section
 /// 6.4.3.5.1).
@@ -35,7 +35,7 @@ pub(super) fn devices(aml: &mut Vec<u8>) {
     (0..count).for_each(|number| device(number, aml));
     let base: u16 = narrow(MEMORY_DEVICE_PORTS);
     let came_at: u16 = narrow(MEMORY_DEVICE_PORTS + CAME);
-    // Several port descriptors describe the ports, because one descriptor covers at most 255 ports.
+    // The ports are divided among several port descriptors, because one descriptor covers at most 255 ports.
     let half: u16 = narrow(CAME / 4);
     let parts: Vec<IO> =
         (0..4u16).map(|part| base + part * half).map(|at| IO::new(at, at, 1, narrow(CAME / 4))).collect();

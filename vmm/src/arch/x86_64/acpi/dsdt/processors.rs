@@ -22,7 +22,7 @@ pub(super) const SCAN: &str = "\\_SB_.CHPC.SCAN";
 const EJECTED: &str = "\\_SB_.CHPC.EJCT";
 /// Method that receives the guest's status for an event of a processor. Arguments: number of the processor, event, status.
 const STATUS: &str = "\\_SB_.CHPC.STAT";
-/// The processor is present, functioning and shown in the user interface (ACPI 6.5, section 6.3.7).
+/// Status (`_STA`) of a processor that is present, functions, and is shown in the user interface (ACPI 6.5, section 6.3.7).
 const PRESENT: u8 = 0xf;
 /// Status that the guest reports while an ejection is in progress (ACPI 6.5, section 6.3.5).
 const IN_PROGRESS: u8 = 0x84;
@@ -52,7 +52,8 @@ fn registers(count: u32, aml: &mut Vec<u8>) {
     let ports = IO::new(base, base, 1, len);
     let scan = scan(count);
     let (ejected, kept) = (Path::new("EJEC"), Path::new("KEPT"));
-    // Only the status of an eject request counts. Any status except success and "in progress" ends the request.
+    // The method STAT ignores every event except an eject request. Any status except success and "in progress" means that the guest keeps
+    // the processor.
     let (request, done, in_progress) = (EJECT_REQUEST, ZERO, IN_PROGRESS);
     let keep = Store::new(&kept, &Arg(0));
     let (not_done, not_in_progress) = (NotEqual::new(&Arg(2), &done), NotEqual::new(&Arg(2), &in_progress));
