@@ -73,7 +73,7 @@ impl Vcpu {
         Ok(Self { id, shared, thread: Some(thread) })
     }
 
-    /// Waits until the thread has started and is paused. From then on, the thread has its name, by which clients find it.
+    /// Waits until the thread has started and is paused. From then on, clients can find the thread by its name.
     pub fn wait_started(&self) {
         self.shared.handshake.wait_parked();
     }
@@ -98,7 +98,7 @@ impl Vcpu {
         self.give(Order::Pause);
     }
 
-    /// Allows a paused vCPU that left an event to enter the guest again, because it was reset.
+    /// Allows a paused vCPU that left an event to enter the guest again. Called after a reset.
     pub fn forget_halt(&self) {
         self.shared.halted.store(false, Ordering::Release);
     }
@@ -175,8 +175,8 @@ impl Runner {
     fn run_until_stopped(&self, vcpu: &mut VcpuFd) {
         let mut runs = self.is_running();
         while runs {
-            // The operation limits the total time that the vCPU waits after a pause was ordered. The limit is for all exits and all
-            // messages to other processes together.
+            // After a pause was ordered, the operation limits the time that the vCPU waits for other processes. The limit applies to the
+            // total wait in all exits and for all messages.
             let _operation = Operation::begin();
             let entered = self.enter(vcpu);
             runs = entered.is_ok() && self.is_running();
@@ -225,7 +225,7 @@ impl Runner {
             return false;
         }
         self.shortages.set(shortages + 1);
-        // The wait ends when a new order arrives.
+        // The wait ends earlier if a new order arrives.
         self.shared.handshake.wait_for_time(MEMORY_TIME);
         true
     }

@@ -33,7 +33,7 @@ const RETRY: Duration = Duration::from_millis(5);
 /// Maximum bytes of input per read.
 const INPUT: usize = 256;
 
-/// Line, and the thread that serves it. Dropping the line waits until a connected reader has taken the remaining output.
+/// Line, and the thread that serves it. Dropping the line waits for a connected reader to read the remaining output, for at most 10 s.
 pub struct Line {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -121,7 +121,7 @@ impl Line {
         Box::new(Pen(self.shared.clone()))
     }
 
-    /// Connects input to `receiver`, and reports the terminal's size to it.
+    /// Connects input to `receiver`, and reports the terminal's size to `receiver`.
     pub fn connect(&self, receiver: &Arc<dyn Receiver>) {
         self.shared.lock().receiver = Some(Arc::downgrade(receiver));
         self.shared.wake();
@@ -207,14 +207,14 @@ impl Shared {
                 }
             }
             self.receive(&mut peer, &mut input);
-            // Reading and writing detect a disconnected peer.
+            // `send` and `receive` may have detected that the peer has disconnected.
             self.set_attached(peer.is_there());
             let limit = if !input.is_empty() {
                 Some(RETRY)
             } else {
                 deadlines.map(|(timeout, end)| timeout.min(end).saturating_duration_since(Instant::now()))
             };
-            // No more input is read while earlier input waits.
+            // While earlier input waits for the guest, no more input is read from the peer.
             let look = self.receiver().is_some_and(|receiver| receiver.has_size());
             if let Err(error) = peer.wait(self.wake.as_fd(), input.is_empty(), waits, look, limit) {
                 log::warn!(
@@ -543,7 +543,7 @@ mod tests {
             drop(line);
             start.elapsed()
         };
-        // If the line waited, each try would take the full time. A stall of the machine delays only some tries.
+        // If the line waited, each try would take at least `TIMEOUT_AT_END`. A stall of the machine delays only some tries.
         assert!((0..20).any(|_| end() < TIMEOUT_AT_END));
     }
 }

@@ -19,9 +19,8 @@ const MAX_WAITING: u64 = 16 << 10;
 /// Maximum bytes of a regular file.
 const MAX_FILE: u64 = 256 << 20;
 /// Maximum time that a vCPU waits for room. After this time, output is lost. Within this time, even a serial line with 9600 bits per second
-/// makes room. So does a pipe that is read at 8 KB/s, although a pipe makes room only in whole pages. A guest survives such a pause,
-/// because a real serial port makes the guest wait longer for a line of text. A client that pauses the VM meanwhile may also have to wait
-/// this long.
+/// makes room. So does a pipe that is read at 8 KB/s, although a pipe makes room only in whole pages. A guest tolerates such a wait,
+/// because a real serial port may also be slow. A client that pauses the VM meanwhile may also have to wait this long.
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum time without progress of the reader when the VM ends. After this time, the remaining output is lost.
 const TIMEOUT_AT_END: Duration = Duration::from_secs(1);
@@ -32,7 +31,8 @@ const MAX_END: Duration = Duration::from_secs(10);
 /// one VM is written before the output of the next VM.
 static STDOUT: Mutex<Option<Arc<QueuedWriter>>> = Mutex::new(None);
 
-/// Output of a VM's console. Dropping it waits until everything is written, unless the reader makes no progress.
+/// Output of a VM's console. Dropping it waits until everything is written, for at most 10 s. The wait ends earlier if the reader makes no
+/// progress for 1 s.
 pub struct ConsoleOutput {
     /// Name in the log.
     name: &'static str,
@@ -54,7 +54,7 @@ impl ConsoleOutput {
         let queue = match &*stdout {
             Some(queue) => queue.clone(),
             None => {
-                // `Stdout` is not used, because a blocked thread would hold its lock.
+                // `Stdout` is not used, because a blocked thread would hold the lock of `Stdout`.
                 let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
                 stdout.insert(Arc::new(QueuedWriter::new(option.option(), file, MAX_WAITING)?)).clone()
             }

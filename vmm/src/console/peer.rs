@@ -103,9 +103,9 @@ impl Peer {
         }
     }
 
-    /// Waits until `wake` is readable, a peer connects or disconnects, or `limit` is over. With `read`, also ends when input is available.
-    /// With `write`, also ends when there is room for output. With `look`, returns after [`LOOK`] at the latest, so that the caller can
-    /// check the terminal's size.
+    /// Waits until `wake` is readable, a peer connects or disconnects, or `limit` is over. If `read` is set, the wait also ends when input
+    /// is available. If `write` is set, the wait also ends when the peer has room for output. If `look` is set, the wait ends after
+    /// [`LOOK`] at the latest, so that the caller can check the terminal's size.
     pub(super) fn wait(
         &self,
         wake: BorrowedFd<'_>,

@@ -37,8 +37,8 @@ fn input() -> MutexGuard<'static, Input> {
     INPUT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Standard input while a guest uses it. If standard input is a terminal, it is in raw mode. Dropping the last `Terminal`
-/// restores the settings.
+/// Standard input while a guest uses it. If standard input is a terminal, it is in raw mode. Dropping the last `Terminal` restores the
+/// terminal's settings.
 pub struct Terminal(u64);
 
 impl Terminal {
@@ -117,8 +117,8 @@ fn enter_raw_mode() -> io::Result<()> {
     Ok(())
 }
 
-/// Restores the terminal's settings, once. If the process ends before every [`Terminal`] is dropped, call this function
-/// first.
+/// Restores the terminal's settings, unless they are restored already. If the process ends before every [`Terminal`] is dropped, call this
+/// function first.
 pub fn restore() {
     let original = ORIGINAL.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(original) = original {
@@ -143,7 +143,7 @@ fn forward_input() {
             Ok(len) => send(&buffer[..len]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
-                log::warn!("cannot read standard input, so the guest gets no more input from it: {error}");
+                log::warn!("cannot read standard input: {error}; the guest's console receives no more input");
                 return;
             }
         }

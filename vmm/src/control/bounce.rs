@@ -12,7 +12,7 @@ use iommu_bounce::{DomainWindow, Report};
 use super::counters;
 use super::figures;
 
-/// Returns the state of the windows of `config`. `status` is present while the VM is booted.
+/// Returns the settings and the state of the windows that `config` configures. `status` is present while the VM is booted.
 pub(super) fn status(config: &IommuBounceConfig, status: Option<&IommuStatus>) -> IommuBounce {
     let windows =
         status.iter().flat_map(|status| status.windows.iter().map(|window| describe(window, status.chunk_size)));

@@ -15,7 +15,7 @@ use crate::mailbox::Mailbox;
 /// Maximum number of client calls in the queue. A further call fails with [`ControlError::TooManyCalls`].
 const MAX_CALLS: usize = 128;
 
-/// Callback that takes the result of a call. It must not block, because the control thread runs it.
+/// Callback that receives the result of a call. It must not block, because the control thread runs it.
 pub type Answer = Box<dyn FnOnce(Result<Reply, ControlError>) + Send>;
 
 /// Message to the control thread.
@@ -35,7 +35,7 @@ pub(super) enum Message {
 /// A note about lost guest memory, for the control thread.
 pub(super) struct LostMemory {
     pub(super) note: Note,
-    /// Receives a message when the control thread begins to end the VM.
+    /// The control thread sends on this channel when it begins to end the VM.
     pub(super) begun: Sender<()>,
 }
 

@@ -40,7 +40,7 @@ pub(super) fn stop(control: &ControlHandle, monitor: &EventMonitor, note: Note) 
     } else {
         let error = VmError::Guest(note.reason);
         emit_failure(monitor, &error);
-        log::error!("the VMM ends at once: {error}");
+        log::error!("the VMM ends without shutting down the VM: {error}");
         monitor.flush(LAST_EVENTS);
     }
     terminal::restore();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The control thread. It owns the VM. Only this thread creates, boots, pauses, resets and deletes the VM.
+//! The control thread, which owns the VM. Only this thread creates, boots, pauses, resets and deletes the VM.
 //!
-//! Other threads send it messages ([`ControlHandle`]). It serves one message at a time, so no two changes of the VM's state overlap. It
-//! answers a call when the call is complete. While it waits for messages, other threads can read the VM's state (`vm.info`) themselves.
+//! Other threads send messages to this thread ([`ControlHandle`]). It serves one message at a time, so changes of the VM's state never
+//! overlap. It answers each call on completion. While it waits for messages, other threads can read the VM's state (`vm.info`).
 
 mod bounce;
 mod channel;
@@ -256,7 +256,7 @@ impl<M: Machine> Control<M> {
             }
             Message::Call(call, caller) => {
                 if matches!(*call, Call::Snapshot(_)) {
-                    // Serve queued events of the guest first. The snapshot would lose an event that is queued behind this call.
+                    // Serve the guest's pending events first. Otherwise the snapshot would lose an event that is queued after this call.
                     self.serve_guest()?;
                 }
                 let outcome = self.serve_call(*call);
@@ -375,7 +375,7 @@ impl<M: Machine> Control<M> {
         }
     }
 
-    /// Raises an NMI. A vCPU takes an NMI only between two runs, so a running VM is stopped for a moment.
+    /// Raises an NMI. KVM can queue an NMI only for a vCPU outside `KVM_RUN`, so a running VM is stopped for a moment.
     fn raise_nmi(&mut self) -> Result<(), ControlError> {
         let (state, vm) = self.booted("vm.nmi")?;
         if *state != State::Running {
@@ -389,8 +389,8 @@ impl<M: Machine> Control<M> {
         Ok(self.or_end(raised)??)
     }
 
-    /// Returns the outcome of a step. If the step failed, shuts down the VM, because the guest cannot run, and writes an event with
-    /// the reason.
+    /// Returns `outcome`, the outcome of a step. After a failed step, the guest cannot run. So this function writes an event with the
+    /// reason, and shuts down the VM.
     fn or_end<T>(&mut self, outcome: Result<T, VmError>) -> Result<T, VmError> {
         outcome.inspect_err(|error| {
             emit_failure(&self.monitor, error);
@@ -424,7 +424,7 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Saves the VM to a directory. The VM stays paused, even if saving fails. If a pending reset fails, the VM is shut down.
+    /// Saves the VM to a directory, after a pending reset. If the reset fails, the VM is shut down. Otherwise the VM stays paused.
     fn save(&mut self, destination: &VmSnapshotConfig) -> Result<(), ControlError> {
         let (call, needed) = ("vm.snapshot", "paused (vm.pause)");
         let state = self.created.as_ref().ok_or(ControlError::NotCreated)?.state;
@@ -462,7 +462,7 @@ impl<M: Machine> Control<M> {
         self.created =
             Some(Created { config, state: State::Paused, limited: true, booted: Some(booted), failure: None });
         self.monitor.event("vm", "restored");
-        // A client that tries again must not find a leftover VM.
+        // If resuming fails, delete the VM: a client that repeats the restore must not find a leftover VM.
         if source.resume { self.resume().inspect_err(|_| self.delete()) } else { Ok(()) }
     }
 
@@ -582,7 +582,7 @@ fn counters_of<M: Machine>(vm: &M) -> VmCounters {
         vm.devices().into_iter().filter_map(of)
     });
     let mut all: VmCounters = iommu.into_iter().chain(devices).collect();
-    // A device that has its own counters may also be behind the virtio-iommu.
+    // The entry may exist already, because a device with counters of its own may also be behind the virtio-iommu.
     for PartCounters { id, counters, .. } in vm.part_counters() {
         let counters = counters.into_iter().map(|counter| (counter.name.to_string(), counter.value));
         all.entry(id).or_default().extend(counters);

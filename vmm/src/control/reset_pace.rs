@@ -52,7 +52,7 @@ impl ResetPace {
         self.due
     }
 
-    /// Records that the guest was reset or has ended, so that no reset is pending.
+    /// Records that the guest was reset, so that no reset is pending.
     pub(super) fn done(&mut self, now: Instant) {
         self.due = None;
         self.last = Some(now);

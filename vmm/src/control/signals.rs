@@ -41,7 +41,7 @@ impl EndRequest {
     }
 }
 
-/// Logs that `signal` ends the VMM. Adds the cause if the user may not know it.
+/// Logs that `signal` ends the VMM. Adds the cause of the signal if the user may not know the cause.
 pub(super) fn log_end(signal: i32) {
     let cause = match signal {
         SIGXCPU => "SIGXCPU: the process reached a limit on CPU time (RLIMIT_CPU or RLIMIT_RTTIME)",
@@ -68,7 +68,7 @@ pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result
             }
             if signal != SIGUSR1 && end_request.end_at_once(signal, Instant::now()) {
                 terminal::restore();
-                // Ends the program as if the signal had no handler. For these signals, the call does not return.
+                // Ends the program as if the signal had no handler. For SIGTERM and SIGINT, the call does not return.
                 let _ = emulate_default_handler(signal);
             }
             let message = if signal == SIGUSR1 { Message::ReportCounters } else { Message::Terminate(signal) };
@@ -78,7 +78,7 @@ pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result
         }
     };
     sandbox::start(SIGNALS, "signals".into(), forward)?;
-    // No other thread waits for SIGWINCH, and an unneeded SIGWINCH does no harm.
+    // SIGWINCH also reports lost memory, because no other thread waits for SIGWINCH, and an unneeded SIGWINCH does no harm.
     host_memory::watch(SIGWINCH)
 }
 

@@ -27,7 +27,7 @@ mod resize;
 mod snapshot;
 
 thread_local! {
-    /// Number of calls that change a VM's windows.
+    /// Number of calls so far that changed the bounce windows of a VM.
     static TUNED: Cell<usize> = const { Cell::new(0) };
     /// Number of VMs that exist now.
     static ALIVE: Cell<usize> = const { Cell::new(0) };
@@ -117,7 +117,7 @@ impl Machine for Null {
         self.added_ram
     }
 
-    /// The guest releases vCPUs at the next `GuestEvent::Left`.
+    /// Surplus vCPUs count as released at the next `GuestEvent::Left`.
     fn set_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
         assert_eq!(run, self.vcpus_run);
         self.outcome("vcpus")?;
@@ -165,7 +165,7 @@ impl Machine for Null {
         device.map(|(_, to_go)| *to_go = true).is_some()
     }
 
-    /// The guest releases devices immediately.
+    /// Each device that the guest was asked to release counts as released.
     fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
         let (gone, kept) = mem::take(&mut self.devices).into_iter().partition(|(_, to_go)| *to_go);
         self.devices = kept;
@@ -213,7 +213,7 @@ fn note_slice(asked: &'static str) {
     SLICES.with_borrow_mut(|slices| slices.push((asked, time_slice::of_this_thread())));
 }
 
-/// Creates a control thread's state with an event monitor, and the file that takes the events.
+/// Creates a control thread's state with an event monitor, and the file that receives the events.
 fn watched(options: Options) -> (Control<Null>, EventMonitor, File) {
     let file = tempfile::tempfile().unwrap();
     let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
@@ -348,7 +348,7 @@ impl Model {
             (Step::Boot, Some(Created | Shutdown)) => return Err(Refusal::Unbootable),
             (Step::PowerButton | Step::Nmi, state @ Some(Running | Paused)) => state,
             (Step::Grow, state @ Some(Created | Shutdown)) => state,
-            // No room is left for more RAM.
+            // The configuration allows no RAM to be added to a booted VM (`hotplug_size`).
             (Step::Grow, Some(Running | Paused)) => return Err(Refusal::Rule),
             (Step::AddDevice, state) => state,
             (Step::Pause, Some(Running)) => Some(Paused),
@@ -389,7 +389,7 @@ fn guest(control: &mut Control<Null>, event: GuestEvent) {
     }
 }
 
-/// Returns the call that does `step`, or `None` if no call does it.
+/// Returns the call that does `step`, or `None` if `step` is not a single call.
 fn call_of(step: Step) -> Option<Call> {
     Some(match step {
         Step::Create => Call::Create(Box::new(config(""))),
@@ -520,7 +520,7 @@ fn add(control: &mut Control<Null>, path: &str, id: Option<&str>) -> Result<Opti
     }
 }
 
-/// Returns the IDs of the devices in the configuration and in the VM.
+/// Returns two lists of device IDs: the devices in the configuration, and the devices in the VM.
 fn names(control: &mut Control<Null>) -> (Vec<String>, Vec<String>) {
     match control.serve_call(Call::Info) {
         Ok(Reply::Info(info)) => {

@@ -62,7 +62,7 @@ fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
     }
 }
 
-/// Opens `/dev/kvm`, or takes the inherited descriptor. Checks that KVM supports the required capabilities.
+/// Opens `/dev/kvm`, or uses the inherited descriptor. Checks that KVM supports the required capabilities.
 pub fn open() -> Result<Kvm, KvmError> {
     let advice = "check the descriptor that carom inherited (--inherit)";
     if let Some(kvm) = inherited::kvm().map_err(|source| KvmError::Open { source, advice })? {

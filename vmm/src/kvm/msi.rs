@@ -144,7 +144,7 @@ impl KvmVectors {
     fn vector(&self, vector: u16) -> io::Result<&Vector> {
         self.vectors
             .get(usize::from(vector))
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("no interrupt vector {vector}")))
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("the device has no interrupt vector {vector}")))
     }
 
     fn is_routed(&self, gsi: u32) -> bool {
@@ -172,8 +172,9 @@ impl MsiVectors for KvmVectors {
                 // If KVM does not remove the route again, the leftover route is harmless, because no event uses it.
                 self.routes.host.register(event, *gsi).inspect_err(|_| drop(self.routes.set(*gsi, None)))?;
                 *is_registered = true;
-                // KVM has taken over the pending count, but does not reset the event. Without a reset, the count would fire again after the
-                // next mask. The reset must not block, and a process that shares the event in blocking mode may have filled the counter.
+                // If the event was pending, KVM has fired the interrupt, but has not reset the event's counter. Without this reset, the
+                // same count would fire again after the vector is next masked and unmasked. The reset never blocks, even if a process that
+                // shares the event has put it in blocking mode.
                 event_fd::forget(event);
             }
         } else {
@@ -226,7 +227,7 @@ mod tests {
     struct State {
         routed: BTreeMap<u32, u32>,
         registered: BTreeSet<u32>,
-        /// Calls that fail, in order.
+        /// Names of the calls that must fail, in the order of the calls.
         failing: Vec<&'static str>,
     }
 

@@ -16,7 +16,7 @@ pub fn port_accesses(vcpu: &mut VcpuFd) -> ChunksExactMut<'_, u8> {
     if run.exit_reason != KVM_EXIT_IO {
         return <&mut [u8]>::default().chunks_exact_mut(1);
     }
-    // SAFETY: The exit reason shows that the kernel wrote this field, which has only numbers.
+    // SAFETY: The exit reason shows that the kernel wrote this field, which contains only numbers.
     let io = unsafe { run.__bindgen_anon_1.io };
     let size = usize::from(io.size.max(1));
     let start = std::ptr::from_mut(run).cast::<u8>();

@@ -23,7 +23,7 @@ struct Used {
 }
 
 impl Used {
-    /// Returns the region that contains all of `[gpa, gpa + len)`, and the offset in the region.
+    /// Returns the region that contains all of `[gpa, gpa + len)`, and the offset of `gpa` in the region.
     fn find(&self, gpa: u64, len: usize) -> Option<(&kvm_userspace_memory_region, u64)> {
         let (start, slot) = self.places.range(..=gpa).next_back()?;
         let (region, offset) = (self.regions.get(slot)?, gpa - start);
@@ -89,8 +89,8 @@ impl MemorySlots for KvmSlots {
 }
 
 impl SlotMemory for KvmSlots {
-    /// The slots stay locked during the access. KVM does not repeat an access that it has reported as MMIO. So the access also succeeds if
-    /// the host can supply the page by now, or if the slot was created after KVM's report.
+    /// The slots stay locked during the access. KVM does not repeat an access that it has reported as MMIO, so this function performs the
+    /// access. It also succeeds if the host can supply the page by now, or if the slot was created after KVM's report.
     fn access(&self, address: u64, access: Access<'_>) -> Result<bool, Loss> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let (len, writes) = match &access {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! KVM's VFIO pseudo device, through which KVM gets the VM's VFIO files
-//! (Documentation/virt/kvm/devices/vfio.rst).
+//! KVM's VFIO pseudo device, through which the VMM passes the VM's VFIO files to KVM (Documentation/virt/kvm/devices/vfio.rst).
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -36,7 +36,7 @@ const PORT: u64 = 0x500;
 const END_PORT: u64 = 0x80;
 /// CR4.OSFXSR and CR4.OSXMMEXCPT: enable SSE instructions.
 const CR4_SSE: u64 = 3 << 9;
-/// Number of bytes that are compared in each memory.
+/// Number of bytes that are compared at [`SOURCE`], and at [`TARGET`].
 const COMPARED: usize = 256;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -64,7 +64,7 @@ struct BoardState {
 struct Board {
     state: Mutex<BoardState>,
     vcpu: OnceLock<Arc<Shared>>,
-    /// Order that the piece with number `at` gives. Without `at`, every piece gives the order.
+    /// Order that the board gives during piece number `at`. If `at` is `None`, the board gives the order during every piece.
     order: Order,
     at: Option<usize>,
 }
@@ -146,7 +146,7 @@ struct Program {
 struct Outcome {
     pieces: Vec<Piece>,
     ended: bool,
-    /// Written bytes of the board, with their offsets.
+    /// Bytes of the board's registers that the program changed, with their offsets.
     written: Vec<(usize, u8)>,
     source: Vec<u8>,
     target: Vec<u8>,
@@ -247,7 +247,7 @@ impl Rig {
         io_map.insert(Space::Port, PORT, 4, Arc::new(Port(board.clone()))).unwrap();
         io_map.insert(Space::Port, END_PORT, 1, Arc::new(End(board.clone()))).unwrap();
         let of_event = board.clone();
-        // A failed guest also ends the run.
+        // Any event of the guest also pauses the vCPU, so that a failure ends the run.
         let mailbox = Arc::new(Mailbox::new(Box::new(move || of_event.give(Order::Pause))));
         let vcpu = Vcpu::spawn(0, None, Arc::new(Mutex::new(fd)), Arc::clone(&io_map), mailbox.clone()).unwrap();
         assert!(board.vcpu.set(vcpu.shared.clone()).is_ok());

@@ -21,9 +21,8 @@ const TIME_REF_COUNT: u32 = 0x4000_0020;
 
 fn one(index: u32, data: u64) -> Result<Msrs, KvmError> {
     let entry = kvm_msr_entry { index, data, ..Default::default() };
-    Msrs::from_entries(&[entry]).map_err(|error| {
-        KvmError::other(format!("access MSR {index:#x}"), format!("cannot make a list of one register: {error:?}"))
-    })
+    Msrs::from_entries(&[entry])
+        .map_err(|error| KvmError::other(format!("access MSR {index:#x}"), format!("cannot list the MSR: {error:?}")))
 }
 
 /// Returns the value of a register. Returns `None` if KVM does not report it.

@@ -106,7 +106,7 @@ fn device_error_ends_a_guest_if_no_client_can_resume_it() {
         control.create(config("")).unwrap();
         add(&mut control, "/a", Some("a")).unwrap();
         control.boot().unwrap();
-        // Later notes of the guest are ignored.
+        // After the error of the device, this event of the guest has no effect.
         MAILBOX.with_borrow(|mailbox| mailbox.as_ref().unwrap().leave(GuestEvent::Failed("it broke".into())));
         let end = tell(&mut control, &[("a", HostNotice::Failed), ("a", HostNotice::Requested)]);
         match end {

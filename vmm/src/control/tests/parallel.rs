@@ -195,7 +195,7 @@ fn parallel_calls_are_each_answered_until_the_vmm_ends() {
         // An eighth of the calls delete the VM, which always succeeds.
         assert!(done >= CLIENTS * 200 / 8, "{done}");
         call(&handle, Call::ShutdownVmm).unwrap();
-        // Later calls get the error `Ending`.
+        // After the end of the VMM, calls fail with the error `Ending`.
         loop {
             match call(&handle, Call::Info) {
                 Err(ControlError::Ending) => break,
