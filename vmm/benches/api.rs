@@ -4,8 +4,8 @@
 //! control thread in this process, with a null guest: a VM without vCPUs whose IOMMU has a driver. This driver is idle, or maps and unmaps
 //! as fast as VM exits would allow. The mappings have no effect on the host.
 //!
-//! In the same run, [`Echo`] repeats a stored answer of the API's server. Its response times contain only the host's share, without Carom's
-//! work.
+//! In the same run, the server [`Echo`] repeats a stored answer of the API's server. The response times of `Echo` contain only the host's
+//! share, without Carom's work.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 
@@ -157,8 +157,8 @@ struct Echo {
 }
 
 impl Echo {
-    /// Asks the API server at `api` for `vm.info`, and starts a server that always sends this answer. The new server's socket is in the
-    /// same directory as `api`.
+    /// Asks the API server at `api` for `vm.info`, and starts a server that answers every request with the API server's answer. The new
+    /// server's socket is in the same directory as `api`.
     fn start(api: &Path) -> Self {
         let mut client = Client::new(api);
         client.request("GET /api/v1/vm.info HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -254,7 +254,7 @@ impl Guest {
         Self { socket: socket.into(), control, load, done }
     }
 
-    /// Ends the guest. Returns how often per second its driver mapped and unmapped.
+    /// Ends the guest. Returns how often per second the guest's driver mapped and unmapped a page.
     fn end(self) -> f64 {
         Client::new(&self.socket).request("PUT /api/v1/vmm.shutdown HTTP/1.1\r\nHost: x\r\n\r\n");
         self.control.join().unwrap();
@@ -403,7 +403,7 @@ fn measure_connections(socket: &Path, head: &str, requests: usize, pause: Durati
     };
     let generate = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        // The slice applies only to this thread, so that the guest's driver does not inherit it.
+        // Only this thread has a short time slice, so that the guest's driver does not inherit the slice.
         let _ = ShortSlice::take();
         runtime.block_on(async { (0..CLIENTS).map(|_| client()).collect::<JoinSet<_>>().join_all().await })
     };

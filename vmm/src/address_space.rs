@@ -140,7 +140,7 @@ impl IoMap {
     }
 }
 
-/// Owner of a map. Dropping it always clears the map.
+/// Owner of a map. Dropping the owner clears the map, even if other references to the map exist.
 pub struct IoMapOwner(Arc<IoMap>);
 
 impl IoMapOwner {

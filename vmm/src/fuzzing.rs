@@ -17,11 +17,11 @@ use crate::process::event_monitor::EventMonitor;
 use crate::snapshot;
 use crate::vm_state::{StateSink, StateSource, VmState};
 
-/// Reads the state of a snapshot from these bytes, for a VM with one vCPU and 64 MiB. Checks that accepted state is
-/// unchanged after it is written and read back.
+/// Reads the state of a snapshot from `bytes`, for a VM with one vCPU and 64 MiB of RAM. Checks that accepted state is unchanged after it
+/// is written and read back.
 ///
 /// # Panics
-/// The accepted state changes.
+/// Accepted state changes when it is written and read back.
 pub fn snapshot_state(bytes: &[u8]) {
     let Ok(state) = snapshot::parse::<VmState>(bytes) else { return };
     if state.check(&(1..=1), &MemoryConfig::with_size(64 << 20), 80 << 20).is_ok() {
@@ -79,8 +79,8 @@ fn created() -> Control<Unbootable> {
 /// Sends the body to every operation that has a body, once without a VM and once with a created VM.
 ///
 /// # Panics
-/// A rule is broken. Each error message must be one line. An accepted body must not change when it is written and read back. The
-/// configuration of the VM that remains must be valid.
+/// One of these rules is broken. Each error message must be one line. An accepted body must not change when it is written and read back.
+/// After each operation, the configuration of the VM must be valid.
 pub fn body(data: &[u8]) {
     for operation in operations::all() {
         if !matches!(operation.action, Action::WithBody(_) | Action::AddDevice(_)) {

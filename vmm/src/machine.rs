@@ -43,7 +43,7 @@ pub trait Machine: Sized + Send + 'static {
     ) -> Result<Self, VmError>;
     /// Saves the state of the VM to `sink`. The vCPUs are stopped, and `config` is the VM's configuration. An error does not change the VM.
     fn save(&mut self, config: &VmConfig, sink: &mut dyn StateSink) -> Result<(), VmError>;
-    /// Loads the guest's kernel or firmware, sets the boot processor to its entry, and runs the vCPUs if `run` is set.
+    /// Loads the guest's kernel or firmware, sets the boot processor to the image's entry point, and runs the vCPUs if `run` is set.
     fn start(&mut self, run: bool) -> Result<(), VmError>;
     /// Gives up the VM without waiting. Called if a thread of the machine holds locks for ever. After the call, the program ends. The real
     /// VM orders its vCPUs to stop.
@@ -80,7 +80,7 @@ pub trait Machine: Sized + Send + 'static {
     /// Sets the number of vCPUs to `count`, which is at most the configured maximum. On error, nothing changes.
     ///
     /// Adds missing vCPUs, which run if `run` is set. Asks the guest to release surplus vCPUs, even if the guest was asked before. When the
-    /// guest has released the surplus vCPUs, or is reset, these vCPUs are removed, and the mailbox gets a note.
+    /// guest has released the surplus vCPUs, or is reset, these vCPUs are removed, and a note is left in the mailbox.
     fn set_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
         let _ = (count, run);
         Err(VmError::Guest("this machine's number of vCPUs cannot change".into()))
@@ -114,7 +114,7 @@ pub trait Machine: Sized + Send + 'static {
         Err(VmError::Guest("this machine cannot take devices".into()))
     }
     /// Asks the guest to release the device of this ID. Returns `false` if no such device exists. When the guest has released the device,
-    /// or is reset, the device leaves the bus, and the mailbox gets a note.
+    /// or is reset, the device leaves the bus, and a note is left in the mailbox.
     fn remove_device(&mut self, id: &str) -> bool {
         let _ = id;
         false

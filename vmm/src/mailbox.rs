@@ -16,7 +16,7 @@ pub enum GuestEvent {
     Reset,
     /// The guest released a device or vCPU that it was asked to release.
     Left,
-    /// The guest cannot continue, or KVM cannot run it.
+    /// The guest cannot continue, or KVM cannot run the guest.
     Failed(String),
 }
 

@@ -27,8 +27,8 @@ pub use zone::{map_privately, populate};
 /// Size of RAM's pages, unless the configuration asks for reserved huge pages.
 const SMALL_PAGE: u64 = 4096;
 
-/// Creates RAM for the VM to boot with. Pages are allocated when the guest or a device touches them. Reserved huge pages, pages of zones
-/// with `prefault`, and pages of shared zones with `reserve` are all allocated now.
+/// Creates RAM for the VM to boot with. Pages are allocated when the guest or a device touches them. Only three kinds of pages are
+/// allocated immediately: reserved huge pages, pages of zones with `prefault`, and pages of shared zones with `reserve`.
 ///
 /// Private memory is the default, because host kernels by default give transparent huge pages to private memory, but not to a memfd. With 4
 /// KiB pages, everything in the guest is slower (docs/benchmarks.md). A memfd is for RAM that is shared with other processes.
@@ -65,7 +65,8 @@ pub fn region(config: &MemoryConfig, gpa: u64, len: u64) -> Result<RamRegion, Me
 /// Regions are never unmapped, so a new mapping for each attempt would fill this process's address space.
 ///
 /// # Errors
-/// The host does not provide the memory, `ram` has no place for another region, or `gpa` is not above all RAM. RAM is unchanged.
+/// The host does not provide the memory, `ram` has no place for another region, or `gpa` is not above all RAM. After an error, RAM is
+/// unchanged.
 pub fn add<'r>(ram: &'r Ram, config: &MemoryConfig, gpa: u64, len: u64) -> Result<&'r RamRegion, MemoryError> {
     let fail = |message: String| MemoryError::Map { size: len, message };
     let start = GuestAddress(gpa);

@@ -5,8 +5,8 @@
 //!
 //! `CAROM_BASE_VMM` names the program of the other build. If it is set, the benchmark prints the ratio of the two builds' times. The ratio
 //! is the median of all rounds, with its 95 % confidence interval. `CAROM_ROUNDS` is the number of rounds. Each line that a guest prints
-//! has two hexadecimal numbers. The first is the depth: the number of simultaneous operations, 1 or 64. The second is the number of cycles
-//! that [`OPERATIONS`] operations took. The guest prints `!` if an operation fails.
+//! consists of two hexadecimal numbers. The first is the depth: the number of simultaneous operations, 1 or 64. The second is the number of
+//! cycles that [`OPERATIONS`] operations took. The guest prints `!` if an operation fails.
 
 use std::env;
 use std::fs;
@@ -29,8 +29,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Number of operations whose cycles a guest prints as one line.
 const OPERATIONS: f64 = 2048.0;
 
-/// Measures the guest in `tests/GUEST`, built with `macros`. `arguments` creates the VM's files in a directory in the host's RAM, and
-/// returns further arguments for Carom. `what` describes one operation.
+/// Measures the guest in the directory `guest` of `tests`, built with `macros`. `arguments` creates the VM's files in a directory in the
+/// host's RAM, and returns further arguments for Carom. `what` describes one operation.
 pub(crate) fn compare(guest: &str, macros: &[&str], what: &str, arguments: impl FnOnce(&Path) -> Vec<String>) {
     // Under `cargo test`, the benchmark only needs to build.
     if !env::args().any(|argument| argument == "--bench") {

@@ -144,7 +144,7 @@ impl KvmVectors {
     fn vector(&self, vector: u16) -> io::Result<&Vector> {
         self.vectors
             .get(usize::from(vector))
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("the device has no interrupt vector {vector}")))
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("the device has no vector {vector}")))
     }
 
     fn is_routed(&self, gsi: u32) -> bool {

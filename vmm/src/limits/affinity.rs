@@ -40,7 +40,7 @@ fn check<'a, N: Ord + Copy + std::fmt::Display>(
     if all.is_empty() {
         return Ok(BTreeMap::new());
     }
-    // A single temporary thread tries all CPUs.
+    // One temporary thread checks all these CPUs.
     match HostCpus::new(all).and_then(|cpus| sandbox::check_host_cpus(role, cpus)) {
         Ok(()) => {}
         Err(error @ PinError::Missing(missing)) => {

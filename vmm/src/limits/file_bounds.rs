@@ -57,8 +57,8 @@ impl FileBounds {
         granted.fold(Access::EMPTY, |all, (_, access)| all | *access).contains(access)
     }
 
-    /// True if a VM may create and use a file with this name. A dangling link counts as an existing file, because a file created through
-    /// the link could be in a directory that is not allowed.
+    /// True if a VM may create the file at `path` and use it with the rights in `access`. A dangling link counts as an existing file,
+    /// because a file created through the link could be in a directory that is not allowed.
     pub fn allow_missing(&self, path: &Path, access: Access) -> bool {
         if !self.are_known() {
             return true;

@@ -109,17 +109,17 @@ pub fn apply(
     Ok(())
 }
 
-/// Checks that a device that is hot-plugged to a booted VM names no file beyond the bounds. The kernel also rejects files beyond the
-/// bounds, but does not reject the sockets of servers.
+/// Checks that a device that is hot-plugged to a booted VM names no file beyond the bounds. The kernel also rejects other files beyond the
+/// bounds, but not the sockets of servers.
 ///
 /// # Errors
-/// The device names such a file, or the file is missing.
+/// The device names a file beyond the bounds, or a file is missing.
 pub fn check_added(part: &PartConfig, iommufd: bool, bounds: &FileBounds) -> Result<(), VmError> {
     if bounds.are_known() { Limits::new(bounds)?.allow_part(part, iommufd) } else { Ok(()) }
 }
 
-/// Checks that the RAM file of a snapshot lies in the snapshot's directory or within the bounds. If the file is a link to another file, the
-/// guest could read all of the other file's bytes.
+/// Checks that the RAM file of a snapshot lies in the snapshot's directory or within the bounds. Without this check, the RAM file could be
+/// a link to another file, and the guest could read all bytes of the linked file.
 ///
 /// # Errors
 /// The file lies elsewhere.
@@ -164,7 +164,7 @@ fn add_rule(rules: &mut RulesetCreated, opened: PathFd, access: Access) -> io::R
     }
 }
 
-/// Returns the error for a rule that no field names.
+/// Returns the error for a rule whose file no field of the configuration names.
 fn no_rule(source: io::Error) -> VmError {
     VmError::Device { what: "restrict this program to its files (Landlock)", source }
 }
@@ -183,7 +183,7 @@ impl<'b> Limits<'b> {
         Ok(Self { rules: rules()?, bounds, named: Vec::new() })
     }
 
-    /// Adds a rule for a file or directory of the program itself, if it exists.
+    /// Adds a rule for a file or directory that the program itself uses, if it exists.
     fn add_if_there(&mut self, path: &Path, access: Access) -> Result<(), VmError> {
         let Ok((opened, _)) = open(path) else { return Ok(()) };
         add_rule(&mut self.rules, opened, access).map_err(no_rule)
@@ -201,7 +201,7 @@ impl<'b> Limits<'b> {
         }
         for zone in &config.memory.zones {
             let access = if zone.shared { READ | WRITE } else { READ };
-            // If the path is a directory, an unnamed file is created there.
+            // If the path is a directory, the zone uses an unnamed file that is created in this directory.
             let made =
                 if zone.file.as_deref().is_some_and(Path::is_dir) { WRITE | AccessFs::MakeReg } else { Access::EMPTY };
             let file = zone.file.as_deref();
@@ -337,9 +337,9 @@ impl<'b> Limits<'b> {
             VmError::Vfio { field: DeviceConfig::PATH, path, source: Box::new(source) }
         };
         let field = DeviceConfig::PATH;
-        // Directories beyond the bounds are not read.
+        // This step fails for a path beyond the bounds, so the later steps read no directory beyond the bounds.
         self.allow_if_there(path, READ, field)?;
-        // Fails if the function has no VFIO driver, because such a function has no VFIO files.
+        // This step fails if the function has no VFIO driver, because such a function has no VFIO files.
         let function = HostFunctionPath::inspect(path).map_err(fail)?;
         self.allow_if_there(&path.join("iommu_group"), READ, field)?;
         let without = |file: &Path, source| Err(fail(device_file_error(file, source)));
@@ -349,7 +349,7 @@ impl<'b> Limits<'b> {
             let group = Path::new("/dev/vfio").join(function.group().to_string());
             return self.allow_or(&group, READ | WRITE, field, |source| without(&group, source));
         }
-        // Inherited descriptors may replace these files.
+        // Inherited descriptors may replace the following files. In this case, a file that cannot be opened is no error.
         let by_path = !is_anything_inherited();
         self.allow_or(Path::new("/dev/iommu"), READ | WRITE, field, |error| match error.kind() {
             io::ErrorKind::NotFound if by_path => {
@@ -372,8 +372,8 @@ impl<'b> Limits<'b> {
     }
 }
 
-/// Returns the field that names a file which must exist. Returns `None` for a device of another process, whose file is a socket. The other
-/// process may create the socket while the VM waits, and Landlock does not restrict connecting.
+/// Returns the field of `part` that names a file which must exist. Returns `None` for a device of another process, whose file is a socket.
+/// The other process may create the socket while the VM waits, and Landlock does not restrict connecting.
 fn named_by(part: &PartConfig) -> Option<Field> {
     match part {
         PartConfig::Disk(disk) => disk.vhost_socket.is_none().then_some(DiskConfig::PATH),

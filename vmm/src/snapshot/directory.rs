@@ -57,7 +57,7 @@ pub(super) type SyncNames = fn(&Path) -> io::Result<()>;
 /// or if the file system cannot flush directories.
 ///
 /// # Errors
-/// The disk fails.
+/// The directory cannot be opened or flushed for another reason, for example a disk error.
 fn sync_names(directory: &Path) -> io::Result<()> {
     match File::open(directory).and_then(|names| names.sync_all()) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EINVAL)) => {
@@ -72,8 +72,8 @@ fn sync_names(directory: &Path) -> io::Result<()> {
 }
 
 impl NewSnapshot {
-    /// Begins a snapshot in `directory`. The directory must contain no snapshot. If it is missing, its parent must exist. The directory may
-    /// contain other files, because clients put their own files there before they ask for a snapshot.
+    /// Begins a snapshot in `directory`. The directory must contain no snapshot. If `directory` is missing, its parent must exist. The
+    /// directory may contain other files, because clients put their own files there before they ask for a snapshot.
     ///
     /// # Errors
     /// The directory contains a snapshot file, or cannot be created.
@@ -81,7 +81,7 @@ impl NewSnapshot {
         Self::create_with(directory, sync_names)
     }
 
-    /// Like [`create`](Self::create), with another function to flush directories.
+    /// Like [`create`](Self::create), but flushes directories with `sync`.
     pub(super) fn create_with(directory: &Path, sync: SyncNames) -> Result<Self, VmStateError> {
         let made = match fs::create_dir(directory) {
             Ok(()) => true,
@@ -107,7 +107,7 @@ impl NewSnapshot {
         Ok(new)
     }
 
-    /// Calls `write` with the file that contains the bytes of memory. The first call creates the file.
+    /// Calls `write` with the writer of the file that contains the bytes of memory. The first call creates the file.
     fn write_memory<R>(&mut self, write: impl FnOnce(&mut RamFileWriter) -> io::Result<R>) -> Result<R, VmStateError> {
         let writer = match self.memory.take() {
             Some(writer) => writer,
@@ -188,7 +188,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads the snapshot in `directory`. `change` adapts its configuration to the client's request.
+    /// Reads the snapshot in `directory`. `change` adapts the snapshot's configuration to the client's request.
     ///
     /// # Errors
     /// A file is missing or invalid, or the change is not allowed.

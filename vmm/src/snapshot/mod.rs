@@ -4,13 +4,13 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `config.json` | the configuration, as `vm.create` takes it |
-//! | `memory-ranges` | the bytes of RAM and of bounce windows, with holes where all is zero |
+//! | `config.json` | the configuration, in the form that `vm.create` accepts |
+//! | `memory-ranges` | the bytes of RAM and of bounce windows, with holes for pages of zeros |
 //! | `state.json` | [`VmState`] |
 //!
 //! `state.json` gets its name last, when everything else is on the disk. A directory without `state.json` is not a snapshot. When the
-//! client receives the answer, the snapshot survives a power loss. If the client created the directory, the client must flush the
-//! directory's name.
+//! client receives the answer to `vm.snapshot`, the snapshot can already survive a power loss. If the client created the directory, the
+//! client must flush the directory's name.
 //!
 //! A snapshot is validated like an API request, because it may come from an untrusted source.
 

@@ -7,7 +7,8 @@ use serde::Deserialize;
 
 use crate::vm_state::VmState;
 
-/// Fills in a missing [`VmState::window_aperture`] from the virtio-iommu's saved state. The aperture is needed before the device is built.
+/// Fills in a missing [`VmState::window_aperture`] from the virtio-iommu's saved state. The restore needs the aperture before it builds the
+/// virtio-iommu.
 pub(crate) fn fill_in_window_aperture(state: &mut VmState) {
     if state.window_aperture.is_none() {
         let iommu = state.functions.iter().find(|function| function.id == IommuBounceConfig::ID);

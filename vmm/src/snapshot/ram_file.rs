@@ -86,7 +86,7 @@ impl RamFileWriter {
     }
 }
 
-/// Writes the pages of `block` that are not all zero to `offset`. Adjacent pages are written with one call.
+/// Writes `block` at `offset` of the file, except pages that are all zero. Adjacent pages are written with one call.
 fn write_pages(file: &File, block: &[u8], offset: u64) -> io::Result<()> {
     let is_zero = |page: &&[u8]| **page == ZEROS[..page.len()];
     let mut pages = block.chunks(ZEROS.len()).peekable();
@@ -137,7 +137,8 @@ impl RamFile {
         let mut at = offset;
         while at < end {
             let Some(data) = self.find(SeekFrom::Data(at))?.filter(|data| *data < end) else { break };
-            // On a file system with blocks smaller than a page, a hole may begin within a page.
+            // On a file system with blocks smaller than a page, a hole may begin within a page. So the length of the data need not be a
+            // multiple of the page size.
             let hole = self.find(SeekFrom::Hole(data))?.unwrap_or(end).min(end);
             at = data;
             while at < hole {
@@ -151,7 +152,8 @@ impl RamFile {
         Ok(())
     }
 
-    /// Returns the offset of the next data or hole. Returns `None` if none follows before the end of the file.
+    /// Returns the offset of the next data or hole, as `from` asks. Returns `None` if no such data or hole follows before the end of the
+    /// file.
     fn find(&self, from: SeekFrom) -> io::Result<Option<u64>> {
         match seek(&self.0, from) {
             Ok(place) => Ok(Some(place)),

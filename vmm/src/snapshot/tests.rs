@@ -160,7 +160,7 @@ fn finished_snapshot_has_its_directory_entries_synced() {
     let of_parent = (parent.path().to_path_buf(), vec!["made".to_string(), "there".into()]);
     for (directory, wanted) in [
         (&made, vec![of_parent, (made.clone(), all.clone())]),
-        // The creator of an existing directory must flush its name.
+        // The snapshot does not flush the parent of an existing directory, because the directory's creator must flush the name.
         (&there, vec![(there.clone(), all)]),
     ] {
         fill(NewSnapshot::create_with(directory, note_sync).unwrap()).unwrap();
