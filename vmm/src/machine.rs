@@ -34,7 +34,7 @@ pub trait Machine: Sized + Send + 'static {
     /// Builds a VM with its vCPUs stopped. If the guest asks for a reset or a power-off, the VM leaves a note in `mailbox`. The VM
     /// writes the guest's actions on devices to `monitor`.
     fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError>;
-    /// Restores the VM of `source`, with its vCPUs stopped. If `prefault` is set, reads all RAM now.
+    /// Restores the VM of `source`, with its vCPUs stopped. If `prefault` is set, reads all RAM from `source` now.
     fn restore(
         source: &dyn StateSource,
         prefault: bool,

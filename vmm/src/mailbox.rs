@@ -94,7 +94,7 @@ impl Mailbox {
         (host, failed.map(GuestEvent::Failed).or(power_off).or(reset).or(left))
     }
 
-    /// Drops the note that asks for a reset. Called during a reset, which serves all requests that vCPUs have left so far.
+    /// Drops the note that asks for a reset. Called during a reset, which serves all earlier reset requests of the vCPUs.
     pub fn forget_resets(&self) {
         self.lock().reset = false;
     }

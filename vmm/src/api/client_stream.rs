@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Connection of a client. It limits the time of each request, and receives the file descriptors that are sent with a request.
+//! Connection of a client. The connection limits the time of each request, and receives the file descriptors that the client sends with a
+//! request.
 //!
 //! Some clients of the API keep one connection for as long as the VM lives and never reconnect. So the API's socket has no limit on the
 //! silence between two requests. The metrics address has such a limit, because any network client can connect to the metrics address. Both
@@ -60,7 +61,7 @@ enum Phase {
     Idle,
     /// The head of a request is arriving.
     Head,
-    /// A request is being served. Its body has its own time limit.
+    /// A request is being served. `respond` limits the time of the request's body.
     Serving,
 }
 

@@ -16,8 +16,9 @@ pub(super) enum ApiListener {
 }
 
 impl ApiListener {
-    /// Returns the maximum number of connected clients. The number is limited, because each client uses a file descriptor. A further client
-    /// gets status 429. Each listener has its own limit, so that network clients cannot lock out clients of the API's socket.
+    /// Returns the maximum number of connected clients. The number is limited, because each client uses a file descriptor. The server
+    /// answers a further client with status 429. Each listener has its own limit, so that network clients cannot lock out clients of the
+    /// API's socket.
     pub(super) fn places(self) -> usize {
         match self {
             Self::Api => 256,

@@ -85,7 +85,7 @@ async fn perform(
         Action::Ping => return json(&ping(shared.program)).into(),
         Action::Document => return Page::new(StatusCode::OK, JSON, document::SERVED).into(),
         Action::Read(call) => return read(shared, operation.name, *call).await,
-        Action::Plain(_) if !body.is_empty() => Err(format!("{} takes no body", operation.name).into()),
+        Action::Plain(_) if !body.is_empty() => Err(format!("{} must have no body", operation.name).into()),
         Action::Plain(call) => Ok(call()),
         action @ (Action::WithBody(_) | Action::AddDevice(_)) => action.read(&body),
     };
@@ -118,7 +118,7 @@ fn hand_over(operation: &str, call: &mut Call, descriptors: Vec<OwnedFd>) -> Res
     Ok(())
 }
 
-/// Answers `call`, which only reads. Clients that ask at the same time share one answer.
+/// Answers `call`, which only reads the VM's state. Clients that ask at the same time share one answer.
 async fn read(shared: &SharedApi, name: &'static str, call: fn() -> Call) -> Response<Full<Bytes>> {
     let control = shared.control.clone();
     let ask = move || {
@@ -131,7 +131,7 @@ async fn read(shared: &SharedApi, name: &'static str, call: fn() -> Call) -> Res
 async fn read_body(body: Incoming) -> Result<Bytes, Page> {
     match timeout(BODY_TIME, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) => Err(refusal(StatusCode::BAD_REQUEST, &format!("cannot read the body: {error}"))),
+        Ok(Err(error)) => Err(refusal(StatusCode::BAD_REQUEST, &format!("cannot read the request's body: {error}"))),
         Err(_) => Err(refusal(StatusCode::BAD_REQUEST, "the body of the request did not arrive in time")),
     }
 }

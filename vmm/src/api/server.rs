@@ -62,7 +62,7 @@ impl ApiServer {
         api.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true))?;
         metrics.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-        // The listeners are registered with the runtime before the thread starts, so that the caller gets the errors.
+        // The listeners are registered with the runtime before the thread starts, so that `start` can return the errors.
         let entered = runtime.enter();
         let api = api.map(UnixListener::from_std).transpose()?;
         let metrics = metrics.map(TcpListener::from_std).transpose()?;

@@ -46,7 +46,7 @@ struct Shared {
     state: Mutex<State>,
     /// Maximum time that a write waits for room.
     timeout: Duration,
-    /// Notified when output was taken, or when a peer connected or disconnected.
+    /// Notified when a peer received output, connected or disconnected.
     taken: Condvar,
     wake: OwnedFd,
 }
@@ -56,7 +56,7 @@ struct State {
     output: VecDeque<u8>,
     /// True if a peer is connected.
     attached: bool,
-    /// True if a write timed out waiting for room, and the peer has taken nothing since.
+    /// True if a write timed out waiting for room, and the peer has received nothing since.
     stuck: bool,
     /// Lost bytes that the log has not reported yet.
     lost: u64,
@@ -71,7 +71,7 @@ struct State {
 struct Pen(Arc<Shared>);
 
 impl State {
-    /// Removes the oldest bytes, which a reader has taken.
+    /// Removes the oldest `len` bytes, which the peer has received.
     fn take(&mut self, len: usize) {
         self.output.drain(..len);
         self.stuck = false;
@@ -161,7 +161,7 @@ impl Shared {
     }
 
     /// Queues output. If there is no room, waits at most `timeout` for a connected reader to make room. The limit applies even if the
-    /// reader takes some bytes meanwhile. If there is still no room, the oldest output is lost.
+    /// reader receives some bytes meanwhile. If there is still no room, the oldest output is lost.
     fn push(&self, bytes: &[u8]) {
         let state = self.lock();
         let full = |state: &mut State| state.attached && !state.stuck && state.output.len() + bytes.len() > KEPT;
@@ -422,7 +422,7 @@ mod tests {
             done.send((start.elapsed(), shared.lock().lost)).unwrap();
         });
 
-        // A reader that takes single bytes would need longer than the time limit to make room for the whole write.
+        // A reader that reads single bytes would need longer than the time limit to make room for the whole write.
         let outcome = is_done.recv_timeout(LONG);
 
         over.store(true, Ordering::Relaxed);

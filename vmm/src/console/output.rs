@@ -18,9 +18,10 @@ use crate::process::queued_writer::QueuedWriter;
 const MAX_WAITING: u64 = 16 << 10;
 /// Maximum bytes of a regular file.
 const MAX_FILE: u64 = 256 << 20;
-/// Maximum time that a vCPU waits for room. After this time, output is lost. Within this time, even a serial line with 9600 bits per second
-/// makes room. So does a pipe that is read at 8 KB/s, although a pipe makes room only in whole pages. A guest tolerates such a wait,
-/// because a real serial port may also be slow. A client that pauses the VM meanwhile may also have to wait this long.
+/// Maximum time that a vCPU waits for room. After this time, output is lost. This time is long enough for a serial line with 9600 bits per
+/// second to make room. It is also long enough for a pipe that is read at 8 KB/s, although a pipe makes room only in whole pages. A guest
+/// tolerates such a wait, because a real serial port may also be slow. A client that pauses the VM meanwhile may also have to wait this
+/// long.
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum time without progress of the reader when the VM ends. After this time, the remaining output is lost.
 const TIMEOUT_AT_END: Duration = Duration::from_secs(1);
@@ -63,7 +64,7 @@ impl ConsoleOutput {
     }
 
     /// Opens a file for the console that `option` configures. Creates the file, or empties it if it is a regular file. A regular file may
-    /// grow to 256 MiB. If a user empties the file, there is room again.
+    /// grow to 256 MiB. If a user empties the file, the file can grow again.
     ///
     /// # Errors
     /// The file cannot be opened without waiting.

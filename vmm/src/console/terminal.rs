@@ -25,7 +25,7 @@ static INPUT: Mutex<Input> = Mutex::new(Input { receivers: Vec::new(), next: 0, 
 const RETRY: Duration = Duration::from_millis(5);
 
 struct Input {
-    /// Receivers that use the terminal, by number. The latest receiver gets the input.
+    /// Receivers that use the terminal, with their numbers. The latest receiver gets the input.
     receivers: Vec<(u64, Arc<dyn Receiver>)>,
     /// Number of the next receiver.
     next: u64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Reports of bounce windows, in the form that clients get.
+//! Reports of bounce windows, in the form of the API's answers.
 
 use carom_api::IommuBounceConfig;
 use carom_api::limits::CHUNK_SIZE;

@@ -47,8 +47,8 @@ impl Message {
     }
 }
 
-/// Client that waits in the queue. If this value is dropped before the client has an answer, the client gets the error `Ending`.
-/// This error is correct, because the queue is dropped only when the VMM ends.
+/// Client that waits in the queue. If this value is dropped before the client has an answer, the client receives the error `Ending`. This
+/// error is correct, because the queue is dropped only when the VMM ends.
 pub(super) struct Caller {
     answer: Option<Answer>,
     calls: Arc<AtomicUsize>,

@@ -52,7 +52,7 @@ const REQUESTS: [&str; 8] = [
     "requests_window_del",
     "requests_invalid",
 ];
-/// Names of the counters of failed requests, in the same order.
+/// Names of the counters of failed requests, in the order of `in_order`.
 const FAILED: [&str; 8] = [
     "failed_attach",
     "failed_detach",

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The latencies of the virtio-iommu's engine, and its values for each domain and endpoint, in the form that clients
-//! get.
+//! The latencies of the virtio-iommu's engine, and its values for each domain and endpoint, in the form of the API's answers.
 
 use carom_api::types::{DomainFigures, EndpointFigures, Latency, LatencyBucket};
 use devices::pci::PciAddress;
@@ -36,7 +35,7 @@ pub(crate) fn classes(histogram: &Histogram) -> impl Iterator<Item = (u64, u64)>
     histogram.buckets.iter().enumerate().map(move |(class, count)| (end(class), *count))
 }
 
-/// Converts named histograms to the form that clients get.
+/// Converts named histograms to the form of the API's answers.
 pub(super) fn latencies<const N: usize>(named: [(&str, &Histogram); N]) -> std::collections::BTreeMap<String, Latency> {
     named.into_iter().map(|(name, histogram)| (name.to_string(), latency(histogram))).collect()
 }

@@ -75,7 +75,7 @@ impl<M: Machine> Control<M> {
         self.created.as_ref()?.booted.as_ref()?.resets.due()
     }
 
-    /// Serves the guest's request for a reset. Resets the guest now, or later if it resets itself too often.
+    /// Serves the guest's request for a reset. Resets the guest now, or later if the guest resets itself too often.
     pub(super) fn handle_reset_request(&mut self) -> ControlFlow<Result<(), VmError>> {
         let booted = self.created.as_mut().and_then(|created| created.booted.as_mut());
         match booted.map(|booted| booted.resets.asked(Instant::now())) {

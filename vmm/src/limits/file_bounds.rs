@@ -3,8 +3,8 @@
 //! Files that `--landlock` on the command line allows, for every VM of the process.
 //!
 //! VMs that are restored from a snapshot or configured by an API client may name no other files. The kernel enforces the same limits,
-//! except for sockets of servers, because Landlock does not restrict connecting to a socket. So this module compares names before anything
-//! is opened.
+//! except for sockets of servers, because Landlock does not restrict connecting to a socket. So this module compares a VM's file names with
+//! the allowed names before the VMM opens the files.
 
 use std::fs;
 use std::io;

@@ -61,8 +61,8 @@ pub fn check_host() -> Result<(), VmError> {
 /// that this thread starts later have the same restriction. `removed` are files that the process removes at its end. `read` is a directory
 /// that the process reads.
 ///
-/// The restriction is permanent. A missing file gets no rule, and stays inaccessible even if it is created later. So missing files are
-/// reported before the restriction.
+/// The restriction is permanent. The kernel accepts no rule for a missing file, so the file stays inaccessible even if it is created later.
+/// Therefore missing files are reported before the restriction.
 ///
 /// # Errors
 /// - The VM names a file beyond the bounds.
@@ -220,7 +220,7 @@ impl<'b> Limits<'b> {
     /// Allows the file or directory at `path`, with everything below it. `field` names the path in errors. If the path is missing, returns
     /// the result of `missing`.
     ///
-    /// An inherited file is already open, so it can be used without a rule. It gets a rule anyway, because a disk reopens its image for a
+    /// An inherited file is already open, so it can be used without a rule. A rule is added anyway, because a disk reopens its image for a
     /// lock that the parent process does not share.
     fn allow_or(
         &mut self,

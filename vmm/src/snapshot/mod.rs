@@ -8,8 +8,8 @@
 //! | `memory-ranges` | the bytes of RAM and of bounce windows, with holes for pages of zeros |
 //! | `state.json` | [`VmState`] |
 //!
-//! `state.json` gets its name last, when everything else is on the disk. A directory without `state.json` is not a snapshot. When the
-//! client receives the answer to `vm.snapshot`, the snapshot can already survive a power loss. If the client created the directory, the
+//! `state.json` receives its final name last, when everything else is on the disk. A directory without `state.json` is not a snapshot. When
+//! the client receives the answer to `vm.snapshot`, the snapshot can already survive a power loss. If the client created the directory, the
 //! client must flush the directory's name.
 //!
 //! A snapshot is validated like an API request, because it may come from an untrusted source.

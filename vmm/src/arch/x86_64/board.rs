@@ -160,8 +160,7 @@ pub struct BoardConfig {
     pub firmware: bool,
     /// Bytes of RAM at boot.
     pub ram_size: u64,
-    /// Number of vCPUs that the configuration wants, and numbers of the vCPUs that the VM has now. `None` if vCPUs cannot be added and
-    /// removed.
+    /// Number of vCPUs in the configuration, and the numbers of the vCPUs that the VM has now. `None` if vCPUs cannot be added and removed.
     pub processors: Option<(u32, Numbers)>,
     /// RAM that was added. `None` if RAM cannot be added.
     pub memory_devices: Option<Vec<MemoryDevice>>,

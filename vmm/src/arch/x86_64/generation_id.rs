@@ -4,7 +4,7 @@
 //! restore. When a guest is notified of a new ID, it reseeds its random number generator. Otherwise VMs restored from one snapshot
 //! would have the same random numbers.
 //!
-//! The guest may overwrite its copy. The VMM never reads the copy.
+//! The guest may overwrite the ID in its memory. This does no harm, because the VMM never reads the ID back from guest memory.
 
 use std::io;
 

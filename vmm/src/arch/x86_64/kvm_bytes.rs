@@ -30,7 +30,7 @@ impl<'de, T: FromBytes> Deserialize<'de> for KvmBytes<T> {
         let bytes = bytes::deserialize(deserializer)?;
         let wanted = size_of::<T>();
         let value = T::read_from_bytes(&bytes);
-        value.map(Self).map_err(|_| D::Error::custom(format!("{} bytes instead of {wanted}", bytes.len())))
+        value.map(Self).map_err(|_| D::Error::custom(format!("has {} bytes instead of {wanted}", bytes.len())))
     }
 }
 

@@ -64,7 +64,7 @@ pub const HIGH_MEMORY_START: u64 = 4 * GIB;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciHole {
     /// IOVA aperture of bounce windows. It lies in the PCI hole, where the guest's DMA layer never allocates IOVAs, so no mapping's IOVA
-    /// can fall into it. No BAR is placed here either.
+    /// can fall into it. The aperture also contains no BAR.
     pub aperture: RangeInclusive<u64>,
     /// Addresses for the 32-bit BARs of all segments.
     pub mem32: RangeInclusive<u64>,
@@ -138,8 +138,8 @@ pub const MEMORY_DEVICE_PORTS: u64 = 0x700;
 pub const MEMORY_DEVICE_IRQ: u32 = 17;
 /// Granularity of addresses and sizes of memory devices: the smallest unit that Linux adds (`memory_block_size_bytes()`).
 pub const MEMORY_DEVICE_GRANULE: u64 = limits::HOTPLUG_GRANULE;
-/// Page of the VM Generation ID. The memory map reserves this page. The page lies behind the SMBIOS entry point and the RSDP, because
-/// guests search for these structures from 0xf0000 on.
+/// Page of the VM Generation ID. The memory map reserves this page. The page lies above the SMBIOS entry point and the RSDP, because guests
+/// search for these structures from 0xf0000 on.
 pub const GENERATION_ID: u64 = 0xf_1000;
 /// Register that reports a new VM Generation ID.
 pub const GENERATION_ID_PORT: u64 = 0x60c;
@@ -151,7 +151,7 @@ pub const ACPI_PORTS: u64 = 0x600;
 pub const PM_TIMER_PORTS: u64 = 0x608;
 /// Interrupt lines of PCI INTx, level-triggered. Each line is shared by a quarter of the slots.
 pub const INTX_IRQS: RangeInclusive<u32> = 20..=23;
-/// Number of interrupt lines of the I/O APIC. Message-signalled interrupts are numbered from this number on.
+/// Number of interrupt lines of the I/O APIC. This is also the number (GSI) of the first message-signalled interrupt.
 pub const FIRST_MSI_GSI: u32 = 24;
 
 /// Size of a page of guest and host.

@@ -41,7 +41,7 @@ pub fn set_mtrr_write_back(vcpu: &VcpuFd) -> Result<(), KvmError> {
     msr::write(vcpu, entry).map(drop)
 }
 
-/// Prepares the boot processor to enter the kernel. [`write_tables`] writes the page tables and the descriptor table for it.
+/// Prepares the boot processor to enter the kernel. [`write_tables`] writes the page tables and the descriptor table that this entry needs.
 pub fn set_entry(vcpu: &VcpuFd, entry: Entry) -> Result<(), KvmError> {
     let mut sregs = vcpu.get_sregs().map_err(KvmError::call("read special registers"))?;
     let regs = match entry {

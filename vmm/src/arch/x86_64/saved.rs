@@ -167,7 +167,7 @@ impl ProcessorsState {
     }
 
     /// Restores the state of vCPUs, the clock and the interrupt controllers. The vCPUs must have the saved CPUID, and must not have run.
-    /// Devices that raise interrupts must be restored later. Returns the time stamp counter that vCPUs added later must follow.
+    /// Devices that raise interrupts must be restored after this call. Returns the time stamp counter that vCPUs added later must follow.
     pub fn restore(&self, vm: &KvmVm, vcpus: &impl Vcpus) -> Result<Option<LeadingCounter>, KvmError> {
         // The clock is restored first: if the guest has enabled KVM's clock page, KVM writes the page while registers are set.
         self.clock.catch_up(&vm.fd)?;
@@ -367,7 +367,7 @@ mod tests {
         let cases: [(&str, serde_json::Value, &str); 8] = [
             ("/version", 2.into(), "version 2"),
             ("/vcpus", serde_json::json!([]), "has 0 vCPUs, but the configuration boots with 2"),
-            ("/vcpus/0/registers/regs", "00".into(), "1 bytes instead of 144"),
+            ("/vcpus/0/registers/regs", "00".into(), "has 1 bytes instead of 144"),
             ("/vcpus/1/registers/xsave", "00".repeat(1 << 16).into(), "set the extended state"),
             ("/vcpus/0/registers/xsave", "ff".repeat(4096).into(), "set the extended state"),
             ("/vcpus/0/registers/nested", "ff".repeat(64).into(), "nested"),

@@ -99,7 +99,7 @@ impl SavedCpuid {
         self.find(SIZES, 0).map(|entry| entry.eax.to_le_bytes()[0])
     }
 
-    /// Returns the CPUID in KVM's format, if this host supports everything in it. `host` is the CPUID that a new vCPU of
+    /// Returns the saved CPUID in KVM's format, if this host supports everything in the saved CPUID. `host` is the CPUID that a new vCPU of
     /// this host would get.
     ///
     /// # Errors

@@ -67,8 +67,8 @@ fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> KvmError {
 impl VcpuState {
     /// Reads the state of a vCPU that is not running and has its CPUID.
     pub fn save(kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd) -> Result<Self, KvmError> {
-        // The run state is read first: this call makes KVM move pending INIT and SIPI into the run state. The move may change events,
-        // which are read later.
+        // The run state is read first, because this read makes KVM apply pending INIT and SIPI to the run state. KVM may also change
+        // events, which are read later.
         let mp_state = vcpu.get_mp_state().map_err(KvmError::call("read the run state"))?;
         let pdptrs = ioctl::sregs2(vcpu).ok().filter(|sregs| sregs.flags & PDPTRS_VALID != 0).map(|sregs| sregs.pdptrs);
         let msrs = msr::read_all(kvm, vcpu)?;

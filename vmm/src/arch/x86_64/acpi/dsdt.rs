@@ -80,7 +80,7 @@ fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
     let ecam = Memory32Fixed::new(true, narrow(PCI_ECAM), narrow(PCI_ECAM_SIZE * segments));
     let aperture = Memory32Fixed::new(true, narrow(start), narrow(end - start + 1));
     // Linux expects ECAM as a motherboard resource in addition to the memory map. The aperture is listed so that the guest places no BAR of
-    // a hot-plugged device in it.
+    // a hot-plugged device in the aperture.
     system_device(
         "MBRD",
         vec![

@@ -40,7 +40,7 @@ const NO_CMOS_CLOCK: u16 = 1 << 5;
 /// Contents of the tables that differ between VMs.
 #[derive(Clone, Debug)]
 pub struct TableConfig {
-    /// Number of vCPUs at boot. They are numbered from 0, and their numbers are their APIC IDs.
+    /// Number of vCPUs at boot. The numbers of vCPUs start at 0. A vCPU's number is also its APIC ID.
     pub vcpus: u32,
     /// Maximum number of vCPUs.
     pub max_vcpus: u32,
@@ -81,7 +81,7 @@ pub fn write(memory: &Ram, config: &TableConfig) -> Result<u64, GuestMemoryError
 
 /// Encoded tables.
 struct Tables {
-    /// Root pointer, which is placed separately.
+    /// Root pointer (RSDP), which has an address of its own.
     rsdp: Vec<u8>,
     /// All other tables, one after the other.
     rest: Vec<u8>,
@@ -135,8 +135,8 @@ fn fadt(dsdt: u64) -> impl Aml {
     fadt.reset_reg = register(RESET_OFFSET);
     fadt.reset_value = RESET_VALUE;
     // Only firmware uses the CMOS clock. A kernel uses KVM's clock, which has a finer resolution. Without this flag, a kernel in a VM with
-    // firmware would wait in vain for interrupts of the CMOS clock. In a VM without firmware, a distribution kernel would look for the
-    // missing CMOS clock for seconds.
+    // firmware would wait for interrupts of the CMOS clock, which never arrive. In a VM without firmware, a distribution kernel would look
+    // for the missing CMOS clock for seconds.
     fadt.iapc_boot_arch = NO_CMOS_CLOCK.into();
     fadt.sleep_control_reg = register(SLEEP_CONTROL_OFFSET);
     fadt.sleep_status_reg = register(SLEEP_STATUS_OFFSET);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Clears the parts of an ELF image's memory for which the file has no bytes, such as BSS. The System V ABI ("Program Header") requires
-//! zeros there. linux-loader writes only the file's bytes. This is enough for fresh RAM, but not for the RAM of a guest that was reset.
+//! zeros there. linux-loader writes only the file's bytes. Writing only these bytes is enough for fresh RAM, but not for the RAM of a guest
+//! that was reset.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -30,12 +31,12 @@ pub(super) struct Segment {
     pub(super) len: u64,
     /// Part of the segment for which the file has no bytes.
     pub(super) zeros: Range<u64>,
-    /// First address behind the segment.
+    /// First address after the segment.
     pub(super) end: u64,
 }
 
-/// Returns the loadable segments of `image`. If the length of a header is wrong, returns an empty list, because linux-loader then
-/// rejects the image.
+/// Returns the loadable segments of `image`. If the program headers have an unexpected length, returns an empty list, because linux-loader
+/// rejects such an image later.
 ///
 /// # Errors
 /// The file cannot be read or ends too early, or has too many headers.

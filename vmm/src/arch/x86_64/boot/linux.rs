@@ -32,7 +32,7 @@ pub(super) fn check_header(header: &setup_header) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the first address behind the memory that the kernel needs to unpack itself.
+/// Returns the first address after the memory that the kernel needs to unpack itself.
 pub(super) fn end_of_kernel(header: &setup_header) -> u64 {
     let (preferred, size) = (header.pref_address, u64::from(header.init_size));
     preferred.saturating_add(size)

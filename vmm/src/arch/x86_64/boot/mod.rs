@@ -176,7 +176,7 @@ impl Payload {
         match loaded.header {
             Some(header) => {
                 linux::write_zero_page(memory, header, cmdline.len(), initramfs, &map, rsdp)?;
-                // The 64-bit entry is 0x200 behind the start of the loaded image (Linux boot protocol).
+                // The 64-bit entry is 0x200 bytes after the start of the loaded image (Linux boot protocol).
                 Ok(Entry::Linux64(loaded.entry + 0x200))
             }
             None => {
@@ -268,7 +268,7 @@ impl Payload {
 /// Kernel or firmware in guest memory.
 struct Loaded {
     entry: u64,
-    /// First address behind the memory that the image needs while it starts.
+    /// First address after the memory that the image needs while it starts.
     end: u64,
     /// Set-up header of a bzImage.
     header: Option<setup_header>,

@@ -124,7 +124,7 @@ fn firmware_is_entered_by_pvh_with_memory_map_and_tables() {
     }
     let long = |address| memory.read_obj::<u64>(GuestAddress(address)).unwrap();
     let start = crate::arch::layout::PVH_START_INFO;
-    // The firmware gets no modules and an empty command line.
+    // The start information contains no modules and an empty command line.
     assert_eq!((long(start + 8) >> 32, long(start + 16)), (0, 0));
     assert_eq!(memory.read_obj::<u8>(GuestAddress(long(start + 24))).unwrap(), 0);
     assert_eq!((long(start + 32), long(start + 40)), (0xe0000, crate::arch::layout::PVH_MEMORY_MAP));
@@ -150,8 +150,8 @@ fn malformed_firmware_is_refused_wherever_it_is_cut_or_damaged() {
         image[at..at + bytes.len()].copy_from_slice(bytes);
         firmware_refused(&image)
     };
-    // The first two damaged images are big-endian or have program headers beyond the file. In the others, a segment exceeds the address
-    // space, RAM or the file.
+    // The first two damaged images are big-endian or have program headers beyond the file. In the next damaged images, a segment exceeds
+    // the address space, RAM or the file.
     with(5, &[2]);
     with(32, &u64::MAX.to_le_bytes());
     with(64 + 24, &(u64::MAX - 0xfff).to_le_bytes());
@@ -168,7 +168,7 @@ fn firmware_larger_than_ram_is_refused() {
     assert!(error.is_user_error() && error.to_string().starts_with("--firmware"), "{error}");
 }
 
-/// Returns firmware of 16 KiB with BSS in three places: behind the file's bytes, 2 MiB further up, and below 1 MiB. The first BSS contains
+/// Returns firmware of 16 KiB with BSS in three places: after the file's bytes, 2 MiB further up, and below 1 MiB. The first BSS contains
 /// bytes of another segment.
 fn firmware_with_bss() -> Vec<u8> {
     let segments = [
@@ -180,7 +180,7 @@ fn firmware_with_bss() -> Vec<u8> {
     elf_of(0x4000, PVH_NOTE, 0x10_3ff0, &segments)
 }
 
-/// Overwrites all memory that this firmware uses, and the memory behind its BSS.
+/// Overwrites all memory that this firmware uses, and the memory after its BSS.
 fn use_ram(memory: &Ram) {
     memory.write_slice(&[0xff; 0x1000], GuestAddress(0x9_f000)).unwrap();
     memory.write_slice(&[0xee; 0x1_0000], GuestAddress(0xe_0000)).unwrap();
@@ -306,7 +306,7 @@ fn elf_image_with_very_many_segments_is_refused_at_once() {
         let error = payload.check(64 * MIB).unwrap_err().to_string();
         assert!(error.contains(rule), "{error}");
     }
-    // Clearing all segments, 4 TiB, would take longer.
+    // Clearing 4 TiB, the total length of the segments, would take longer.
     assert!(started.elapsed() < std::time::Duration::from_secs(60));
 }
 
