@@ -20,8 +20,8 @@ pub enum Access<'d> {
 /// Guest memory in KVM's memory slots. If KVM has to emulate an access to such memory, and the host does not supply the page, KVM reports
 /// the access as MMIO.
 pub trait SlotMemory: Send + Sync {
-    /// Performs an access in place of KVM. Returns false if no slot contains the memory or the slot does not allow the access. Then the
-    /// access is real MMIO.
+    /// Performs an access in place of KVM. Returns false if no slot contains the memory or the slot does not allow the access. In this
+    /// case, the access is real MMIO.
     ///
     /// # Errors
     /// The page is lost.

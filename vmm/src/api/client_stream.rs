@@ -117,7 +117,8 @@ pub(super) struct ClientStream<S> {
 }
 
 impl<S: ClientSocket> ClientStream<S> {
-    /// Wraps `socket`, which has just connected. `idle_time` limits the silence between two requests. Must be called within a runtime.
+    /// Wraps `socket`, which has just connected. `idle_time` limits the silence between two requests. Must be called within a tokio
+    /// runtime.
     pub(super) fn new(socket: S, idle_time: Option<Duration>) -> Self {
         let progress = Progress { phase: Phase::Head, descriptors: Vec::new(), lost: false };
         let requests = Requests(Arc::new(Mutex::new(progress)));
@@ -248,7 +249,7 @@ mod tests {
                 requests.begin();
                 sleep(10 * idle_time).await;
                 requests.end();
-                // A request before the deadline restarts the time limit.
+                // The request ended the earlier silence, so the time limit starts again.
                 let silence = tokio::time::timeout(idle_time - HEAD_TIME, stream.read(&mut buf)).await;
                 assert!(silence.is_err(), "{silence:?}");
             }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! File descriptors that are sent with bytes on a Unix socket (`SCM_RIGHTS`, see unix(7)).
+//! File descriptors that a client sends together with bytes on a Unix socket (`SCM_RIGHTS`, see unix(7)).
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;

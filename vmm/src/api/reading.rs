@@ -28,8 +28,8 @@ impl<T> Default for Readings<T> {
 }
 
 impl<T: Clone + Send + 'static> Readings<T> {
-    /// Returns the answer to question `name`. `ask` produces the answer. Returns `None` if the runtime ends first. Must be called within a
-    /// runtime.
+    /// Returns the answer to question `name`. `ask` produces the answer. Returns `None` if the tokio runtime ends before the answer exists.
+    /// Must be called within a tokio runtime.
     pub(super) async fn read<F>(&self, name: &'static str, ask: impl Fn() -> F + Send + 'static) -> Option<T>
     where
         F: Future<Output = T> + Send + 'static,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Turns a request into a call to the control thread, and the outcome into an HTTP response.
+//! Turns a request into a call to the control thread, and the call's outcome into an HTTP response.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;

@@ -29,7 +29,7 @@ use super::shared::SharedApi;
 use crate::process::thread_roles::API;
 use crate::process::time_slice::ShortSlice;
 
-/// Maximum time without progress while a client reads its answer.
+/// Maximum time in which a client reads no part of its answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Maximum time to send the last answers when the VMM ends.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
@@ -203,7 +203,7 @@ async fn connection<S: ClientSocket>(
         .timer(TokioTimer::new())
         // A client that has closed its sending side still gets the answer, because the request was executed.
         .half_close(true)
-        // Header names are spelled as in Cloud Hypervisor, because its clients compare the names case-sensitively.
+        // Header names are spelled as in Cloud Hypervisor, because Cloud Hypervisor's clients compare the names case-sensitively.
         .title_case_headers(true)
         // [`ClientStream`] limits the time for a head. hyper's own limit would also end idle connections.
         .header_read_timeout(None)

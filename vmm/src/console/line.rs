@@ -224,7 +224,8 @@ impl Shared {
                 self.set_attached(false);
                 return;
             }
-            // This clears the event before the thread acts on the changes, so no change is missed. Only this thread reads the event.
+            // This read clears the event before the thread acts on the changes, so the thread misses no change. Only this thread reads the
+            // event.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
     }

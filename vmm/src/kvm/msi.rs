@@ -17,7 +17,7 @@ const MAX_GSI: u32 = 4096;
 
 /// Interface to KVM's interrupt routing.
 trait RoutingHost: Send + Sync {
-    /// Replaces the whole table of routes with the routes of the interrupt lines and these messages.
+    /// Replaces the whole table of routes with the routes of the interrupt lines and of `messages`.
     fn set_routes(&self, messages: &[(u32, MsiMessage)]) -> io::Result<()>;
     /// Makes writes to `event` fire the interrupt that `gsi` is routed to.
     fn register(&self, event: &EventFd, gsi: u32) -> io::Result<()>;

@@ -109,8 +109,8 @@ pub fn apply(
     Ok(())
 }
 
-/// Checks that a device that is hot-plugged to a booted VM names no file beyond the bounds. The kernel also rejects other files beyond the
-/// bounds, but not the sockets of servers.
+/// Checks that a device that is hot-plugged to a booted VM names no file beyond the bounds. Landlock also rejects files beyond the bounds,
+/// except the sockets of servers.
 ///
 /// # Errors
 /// The device names a file beyond the bounds, or a file is missing.

@@ -59,7 +59,7 @@ impl CpuidTemplate {
         of_host.min(self.max_phys_bits)
     }
 
-    /// Returns the entries of vCPU `id`, which is also its APIC ID.
+    /// Returns the entries of vCPU `id`. `id` is also the vCPU's APIC ID.
     pub fn for_vcpu(&self, id: u32) -> Result<CpuId, KvmError> {
         let mut entries = self.entries.clone();
         entries.retain(|entry| !matches!(entry.function, 0xb | 0x1f));
@@ -132,8 +132,8 @@ fn sharing_a_cache(vcpus: u32, nodes: &[NumaConfig]) -> u32 {
     vcpus.min(1 << bits)
 }
 
-/// Returns the entries of vCPU `id`, which is also its APIC ID, from the entries `cpuid` of another vCPU. The result differs from `cpuid`
-/// only in the fields that contain the ID.
+/// Returns the entries of vCPU `id`, made from the entries `cpuid` of another vCPU. The result differs from `cpuid` only in the fields that
+/// contain the APIC ID, which is `id`.
 pub fn of_vcpu(cpuid: &CpuId, id: u32) -> CpuId {
     let mut cpuid = cpuid.clone();
     for entry in cpuid.as_mut_slice() {

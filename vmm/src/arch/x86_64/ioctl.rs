@@ -74,7 +74,7 @@ pub(super) fn set_xsave(vm: &VmFd, vcpu: &VcpuFd, bytes: &[u8]) -> io::Result<()
 /// Reads special registers, including the page directory pointers of PAE paging.
 pub(super) fn sregs2(vcpu: &VcpuFd) -> io::Result<kvm_sregs2> {
     let mut sregs = kvm_sregs2::default();
-    // SAFETY: The call writes only the structure that it is defined for.
+    // SAFETY: This ioctl writes only a `kvm_sregs2`, and `sregs` has this type.
     match unsafe { ioctl_with_mut_ref(vcpu, KVM_GET_SREGS2(), &mut sregs) } {
         0 => Ok(sregs),
         _ => Err(io::Error::last_os_error()),
@@ -83,7 +83,7 @@ pub(super) fn sregs2(vcpu: &VcpuFd) -> io::Result<kvm_sregs2> {
 
 /// Sets special registers.
 pub(super) fn set_sregs2(vcpu: &VcpuFd, sregs: &kvm_sregs2) -> io::Result<()> {
-    // SAFETY: The call reads only the structure that it is defined for.
+    // SAFETY: This ioctl reads only a `kvm_sregs2`, and `sregs` has this type.
     match unsafe { ioctl_with_ref(vcpu, KVM_SET_SREGS2(), sregs) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Model-specific registers of a vCPU. They are accessed one at a time. So a register that cannot be written or read on this
-//! host does not prevent access to the other registers.
+//! Model-specific registers of a vCPU. The registers are accessed one at a time. So the failure of one access does not prevent access to
+//! the other registers.
 
 use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::{Kvm, VcpuFd};
@@ -44,8 +44,9 @@ pub(super) fn write(vcpu: &VcpuFd, entry: kvm_msr_entry) -> Result<bool, KvmErro
     }
 }
 
-/// Returns all registers that KVM lists as the state of a vCPU. They include the registers that KVM defines itself for kvmclock, stolen
-/// time and asynchronous page faults. The time stamp counter and Hyper-V's clock are left out, because they change by themselves.
+/// Returns the registers that KVM lists as the state of a vCPU. The list includes the registers that KVM defines itself for kvmclock,
+/// stolen time and asynchronous page faults. The result does not contain the time stamp counter and Hyper-V's clock, because these
+/// registers change by themselves.
 pub(super) fn read_all(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>, KvmError> {
     let list = kvm.get_msr_index_list().map_err(KvmError::call("list model-specific registers"))?;
     let mut all = Vec::with_capacity(list.as_slice().len());

@@ -145,10 +145,10 @@ impl ProcessorsState {
         }
     }
 
-    /// Returns the CPUID that vCPU `number` needs, if this host supports it. `host` is the CPUID that a new vCPU would get.
+    /// Returns the saved CPUID of vCPU `number`, if this host supports everything in it. `host` is the CPUID that a new vCPU would get.
     ///
     /// # Errors
-    /// The host lacks a feature.
+    /// The saved VM has no such vCPU, or the host does not support the saved CPUID.
     pub fn cpuid(&self, number: u32, host: &CpuId) -> Result<CpuId, KvmError> {
         let saved = self.numbers().into_iter().zip(&self.vcpus).find(|(saved, _)| *saved == number);
         let (_, saved) =

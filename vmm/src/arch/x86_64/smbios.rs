@@ -102,7 +102,7 @@ fn structures(platform: &PlatformConfig) -> Vec<Structure> {
         .text(platform.system_family.as_deref());
     let chassis = Structure::new(kind::CHASSIS)
         .text(platform.system_manufacturer.as_deref().or(Some(MANUFACTURER)))
-        // Type of the chassis: other (7.4.1). The states below are unknown, which is the value 2.
+        // Type of the chassis: other (7.4.1). The states that follow are unknown (value 2).
         .bytes(&[1])
         .text(None)
         .text(None)

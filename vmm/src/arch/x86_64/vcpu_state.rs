@@ -87,8 +87,8 @@ impl VcpuState {
         })
     }
 
-    /// Restores the state of a vCPU that is not running and has the saved CPUID. The vCPU's time stamp counter must be set before,
-    /// because timers are armed relative to the counter.
+    /// Restores the state of a vCPU that is not running and has the saved CPUID. The vCPU's time stamp counter must be set before this
+    /// call, because timers are armed relative to the counter.
     ///
     /// KVM requires this order. Special registers enable the features that nested state needs, and place the local APIC.
     /// Setting registers drops pending exceptions, so events are restored later. The local APIC accepts a timer's deadline only in

@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn tables_of_the_largest_machine_fit() {
-        // A machine with NUMA nodes has zones, and RAM cannot be added to a machine with zones.
+        // A machine with NUMA nodes has zones. Because RAM cannot be added to a machine with zones, such a machine has no memory devices.
         for nodes in [None, most_nodes()] {
             let (segments, memory_devices) = (segments(MAX_PCI_SEGMENTS), nodes.is_none());
             let largest = TableConfig { vcpus: 1, max_vcpus: 254, segments, memory_devices, nodes, ..config() };

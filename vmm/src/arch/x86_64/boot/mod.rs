@@ -50,7 +50,7 @@ pub enum BootError {
         /// Reason.
         reason: String,
     },
-    /// Kernel and initramfs do not fit into RAM.
+    /// The image or the initramfs does not fit into RAM.
     #[error(transparent)]
     NoRoom(ConfigError),
     /// Guest memory could not be written.

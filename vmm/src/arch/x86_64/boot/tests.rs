@@ -69,7 +69,7 @@ struct Segment {
     len: u64,
 }
 
-/// Returns an image like [`elf`]'s with these segments. The file has at least `size` bytes.
+/// Returns an image like that of [`elf`], but with `segments`. The file has at least `size` bytes.
 fn elf_of(size: u64, note: u32, entry: u32, segments: &[Segment]) -> Vec<u8> {
     let headers = u16::try_from(segments.len() + 1).unwrap();
     let note_at = 64 + 56 * u64::from(headers);

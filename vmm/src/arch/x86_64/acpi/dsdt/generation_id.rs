@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The VM Generation ID device (Microsoft, "Virtual Machine Generation ID"), and the method that notifies it, based on
-//! [`devices::acpi::generation_notice`].
+//! The VM Generation ID device (Microsoft, "Virtual Machine Generation ID"), and the method that notifies this device. The method reads the
+//! register of [`devices::acpi::generation_notice`].
 
 use acpi_tables::aml::{
     Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, Local, Method, Name, OpRegion, OpRegionSpace,

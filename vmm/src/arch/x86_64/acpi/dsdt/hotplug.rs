@@ -33,7 +33,7 @@ fn field_name(stem: [u8; 3], segment: u16) -> [u8; 4] {
     [first, second, third, u8::try_from(digit).unwrap_or(b'_')]
 }
 
-/// Writes the hotplug slots of a segment's root bus. They have no `_STA`: a device's configuration space shows whether the
+/// Writes the hotplug slots of a segment's root bus. The slots need no `_STA`, because a device's configuration space shows whether the
 /// device is present.
 pub(super) fn slots(segment: u16, aml: &mut Vec<u8>) {
     let bridge = format!("\\_SB_.{}", bridge_name(segment));
@@ -41,7 +41,7 @@ pub(super) fn slots(segment: u16, aml: &mut Vec<u8>) {
     let eject_method = format!("\\_SB_.PHPC.{}", of_segment("EJC", segment));
     for slot in segments::slots(segment) {
         let eject = MethodCall::new(eject_method.as_str().into(), vec![&slot]);
-        // Each slot of the guest needs a unique number.
+        // The number of a slot (`_SUN`) must be unique in the guest.
         let number = segment * 32 + u16::from(slot);
         Scope::new(
             bridge.as_str().into(),
@@ -58,7 +58,7 @@ pub(super) fn slots(segment: u16, aml: &mut Vec<u8>) {
     }
 }
 
-/// Writes the registers of all segments, and their methods.
+/// Writes the registers of all segments, and the methods that access these registers.
 pub(super) fn registers(config: &TableConfig, aml: &mut Vec<u8>) {
     let len: u8 = narrow(HotplugRegisters::LEN);
     let segments = || (0..).zip(&config.segments).map(|(segment, _)| segment);
@@ -106,8 +106,8 @@ fn registers_of(segment: u16, aml: &mut Vec<u8>) {
     Method::new(eject.as_str().into(), 1, true, vec![&ShiftLeft::new(&gone, &ONE, &Arg(0))]).to_aml_bytes(aml);
 }
 
-/// Writes the notifications of a segment's slots. Reading a register clears it, so the method reads each of the two
-/// registers once.
+/// Writes the notifications of a segment's slots. The method reads each of the segment's two registers (added devices, devices to eject)
+/// only once, because reading a register clears it.
 fn scan_of(segment: u16, aml: &mut Vec<u8>) {
     let (came, to_go) = (Path::new(&of_segment("CAM", segment)), Path::new(&of_segment("TGO", segment)));
     let (first, second) = (Local(0), Local(1));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! RAM that is added while the guest runs: memory devices (ACPI 6.5, section 9.11), and the method that notifies them,
-//! based on [`devices::acpi::memory_devices`].
+//! RAM that is added while the guest runs: memory devices (ACPI 6.5, section 9.11), and the method that notifies these devices. The method
+//! reads the registers of [`devices::acpi::memory_devices`].
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -79,7 +79,7 @@ fn fields(names: &[[u8; 4]]) -> Field {
     )
 }
 
-/// Writes one memory device. Its registers contain its address and size. If the size is 0, the device is absent.
+/// Writes one memory device. The device's registers contain its address and size. A device of size 0 is absent.
 fn device(number: u32, aml: &mut Vec<u8>) {
     let base: u16 = narrow(MEMORY_DEVICE_PORTS + DEVICE_LEN * u64::from(number));
     let (address, length) = (Path::new("ADDR"), Path::new("SIZE"));

@@ -101,7 +101,7 @@ fn fields(count: u32) -> Vec<FieldEntry> {
     let mut fields: Vec<FieldEntry> = (0..count).map(|number| field(&is_there(number), 1)).collect();
     let mut used = count;
     for kind in ['C', 'G'] {
-        // Skips the remaining bits of the previous registers. They belong to processors that this VM cannot have.
+        // Skips the remaining bits of the previous registers, which belong to processors that this VM cannot have.
         fields.push(FieldEntry::Reserved(bits(MAX_PROCESSORS - used)));
         fields.extend((0..words(count)).map(|word| field(&word_name(kind, word), 32)));
         used = words(count) * 32;
