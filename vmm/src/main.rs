@@ -70,7 +70,7 @@ fn main() -> ExitCode {
 /// Runs the program. Sets `last_lines` once standard error has a queue. When `last_lines` is dropped, it writes the rest of the log.
 fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(), VmError> {
     // After this call, an executed file cannot raise the program's privileges. The program itself executes no files.
-    set_no_new_privs(true).map_err(|error| VmError::Device { what: "give up privileges", source: error.into() })?;
+    set_no_new_privs(true).map_err(|error| VmError::Device { what: "set no_new_privs", source: error.into() })?;
     descriptors::prepare();
     filter_calls(invocation.seccomp)?;
     let Invocation { program, vm, restore, api_socket, defaults, metrics, no_shutdown, event_monitor, .. } = invocation;
@@ -225,7 +225,7 @@ fn start_log(verbosity: u8) {
     }
     let log = builder.build();
     let level = log.filter();
-    // This succeeds, because no other logger is set.
+    // This call succeeds, because the program sets no other logger.
     if log::set_boxed_logger(Box::new(LogFlood::new(log))).is_ok() {
         log::set_max_level(level);
     }

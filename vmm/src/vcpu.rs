@@ -33,7 +33,7 @@ const MEMORY_TIMES: u32 = 300;
 
 /// State that the VM and one vCPU thread share.
 struct Shared {
-    /// Orders of the VM to the thread. A parked thread is out of the guest.
+    /// Orders of the VM to the thread. A parked thread is outside the guest.
     handshake: Handshake,
     /// True if the vCPU left an event that ends or resets the guest. The vCPU enters the guest again only after a reset.
     halted: AtomicBool,
@@ -103,7 +103,7 @@ impl Vcpu {
         self.shared.halted.store(false, Ordering::Release);
     }
 
-    /// Waits until the vCPU is out of the guest. After that, all of the vCPU's accesses to devices are complete, so its registers can be
+    /// Waits until the vCPU is outside the guest. After that, all of the vCPU's accesses to devices are complete, so its registers can be
     /// read and written.
     pub fn wait_paused(&self) {
         self.shared.handshake.wait_parked_nudging(KICK_AGAIN, || self.kick());

@@ -24,7 +24,7 @@ pub enum KvmError {
     /// A saved state is invalid.
     #[error(transparent)]
     State(#[from] StateError),
-    /// A call failed.
+    /// An operation of KVM failed.
     #[error("cannot {what}: {source}")]
     Call {
         /// Operation that failed, as a verb: "create vCPU 3".

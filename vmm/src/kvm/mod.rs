@@ -31,7 +31,7 @@ const NEEDED: [(Cap, &str); 6] = [
     (Cap::SignalMsi, "MSI (KVM_CAP_SIGNAL_MSI)"),
 ];
 
-/// `/dev/kvm`, and the VM that it created.
+/// Descriptors of `/dev/kvm` and of a VM.
 pub struct KvmVm {
     /// Descriptor of `/dev/kvm`.
     pub kvm: Kvm,

@@ -104,7 +104,7 @@ pub fn beyond(field: Field, path: &Path, access: Access) -> VmError {
     VmError::of_file(field, path)(io::Error::other(text))
 }
 
-/// Opens a file or directory for a rule. Returns the open file, and its path without links.
+/// Opens a file or directory for a rule. Returns the opened file, and the file's path without links.
 pub fn open(path: &Path) -> io::Result<(PathFd, PathBuf)> {
     let opened = PathFd::new(path).map_err(|error| match error {
         PathFdError::OpenCall { source, .. } => source,
@@ -114,7 +114,7 @@ pub fn open(path: &Path) -> io::Result<(PathFd, PathBuf)> {
     Ok((opened, real))
 }
 
-/// Returns the path without links of an open file.
+/// Returns the path of an opened file, without symbolic links.
 pub fn real_path(file: BorrowedFd<'_>) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

@@ -173,7 +173,7 @@ struct Limits<'b> {
     rules: RulesetCreated,
     /// Files that the VM may name.
     bounds: &'b FileBounds,
-    /// Files that the VM names, without links.
+    /// Files that the VM names, as paths without links, each with the rights that the VM needs.
     named: Vec<(PathBuf, Access)>,
 }
 
@@ -404,7 +404,7 @@ fn directory(path: &Path) -> &Path {
     parent(path).unwrap_or(Path::new("."))
 }
 
-/// Returns the path without links of a missing file in an existing directory.
+/// Returns the path of a missing file in an existing directory. The directory's part of the path has no links.
 fn real_of_missing(path: &Path) -> Option<PathBuf> {
     let (_, directory) = open(directory(path)).ok()?;
     Some(directory.join(path.file_name()?))

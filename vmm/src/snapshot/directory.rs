@@ -165,7 +165,7 @@ impl Drop for NewSnapshot {
         }
         // Remove the state file first. Without it, the other files are not a snapshot.
         for name in self.files.iter().rev() {
-            // A file that cannot be removed stays.
+            // Ignore this error: a file that cannot be removed stays in the directory.
             let _ = fs::remove_file(self.directory.join(name));
         }
         if self.made {

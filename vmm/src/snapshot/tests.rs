@@ -329,7 +329,7 @@ fn truncated_missing_or_special_files_are_refused_by_name() {
         assert!(error.contains(if name == "memory-ranges" { "ends beyond the file" } else { name }), "{error}");
         fs::remove_file(&path).unwrap();
         assert!(refusal(&directory).contains(&format!("{name}: No such file")));
-        // Opening a FIFO would wait for its writer.
+        // An ordinary open of a FIFO would wait for a writer.
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, 0o600.into()).unwrap();
         assert!(refusal(&directory).ends_with("is not a regular file"));
     }

@@ -131,7 +131,7 @@ impl BusDevice for End {
     }
 }
 
-/// Instruction with its initial registers.
+/// Short program with its initial registers.
 struct Program {
     name: &'static str,
     code: &'static [u8],
@@ -307,7 +307,7 @@ fn run(program: &Program, order: Order, at: Option<usize>) -> Option<Outcome> {
 
 /// Value of [`Program::unit`] for a program whose pieces KVM must all complete before it can return to the guest.
 const ALL: usize = usize::MAX / 2;
-/// Number that no piece has.
+/// Number that no piece has, so that the board gives no order.
 const NEVER: Option<usize> = Some(usize::MAX);
 
 #[test]

@@ -184,7 +184,7 @@ pub struct Board {
     pub generation_notice: Option<Arc<GenerationNotice>>,
     /// Event that raises the interrupt line of ACPI events.
     power_button: EventFd,
-    /// First serial port, if the VM has it.
+    /// First serial port, if the VM has one.
     serial: Option<Arc<SerialPort>>,
     /// Devices that firmware needs, if the VM boots firmware.
     for_firmware: Option<FirmwareDevices>,

@@ -39,12 +39,12 @@ pub(super) mod bytes {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    /// For `#[serde(with = …)]`.
+    /// Writes bytes as text, for `#[serde(with = …)]`.
     pub(in super::super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&hex::encode(bytes))
     }
 
-    /// For `#[serde(with = …)]`.
+    /// Reads bytes from text, for `#[serde(with = …)]`.
     pub(in super::super) fn deserialize<'de, S: Deserializer<'de>>(deserializer: S) -> Result<Vec<u8>, S::Error> {
         hex::decode(String::deserialize(deserializer)?).map_err(S::Error::custom)
     }

@@ -37,7 +37,7 @@ const OEM_REVISION: u32 = 1;
 /// Boot architecture flag: the kernel must not use a CMOS clock (ACPI 6.5, section 5.2.9.3).
 const NO_CMOS_CLOCK: u16 = 1 << 5;
 
-/// Contents of the tables that differ between VMs.
+/// VM-specific values of the tables.
 #[derive(Clone, Debug)]
 pub struct TableConfig {
     /// Number of vCPUs at boot. The numbers of vCPUs start at 0. A vCPU's number is also its APIC ID.

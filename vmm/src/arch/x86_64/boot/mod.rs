@@ -56,7 +56,7 @@ pub enum BootError {
     /// Guest memory could not be written.
     #[error("cannot write {what} to guest memory: {message}")]
     Write {
-        /// Written data.
+        /// Name of the data that could not be written.
         what: &'static str,
         /// Error from vm-memory.
         message: String,
