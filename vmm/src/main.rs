@@ -76,7 +76,8 @@ fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(),
     let Invocation { program, vm, restore, api_socket, defaults, metrics, no_shutdown, event_monitor, .. } = invocation;
     let crash_report = invocation.crash_report;
     // The order of the steps matters:
-    // - Inherited descriptors are taken before the program opens files, so that no number that an option names belongs to such a file.
+    // - Inherited descriptors are taken before the program opens files, because an opened file could have the number of a missing
+    //   descriptor.
     // - The API socket is bound after `watch_signals`, so that a signal ends the program cleanly and the socket is removed.
     // - Files are emptied after the bind. If another process already serves the socket, the bind fails, and that process's files stay
     //   unchanged.

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
 /// Clients that wait for the next answer. The key is the name of the clients' question. A question has an entry while a task reads the VM
-/// for the question.
+/// to answer the question.
 type Waiting<T> = Mutex<BTreeMap<&'static str, Vec<oneshot::Sender<T>>>>;
 
 /// Questions that clients have asked, each with the clients that wait for the answer.

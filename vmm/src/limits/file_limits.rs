@@ -164,7 +164,7 @@ fn add_rule(rules: &mut RulesetCreated, opened: PathFd, access: Access) -> io::R
     }
 }
 
-/// Returns the error for a rule whose file no field of the configuration names.
+/// Returns the error for a rule whose file is not named by a field of the configuration.
 fn no_rule(source: io::Error) -> VmError {
     VmError::Device { what: "restrict this program to its files (Landlock)", source }
 }
