@@ -2,9 +2,9 @@
 
 //! Parsing of request bodies.
 //!
-//! Carom drops a field of Cloud Hypervisor that it does not support if the value is neutral, which means that the value requests no
-//! feature. In a request, a field with an unknown name may come from a newer client: the server logs a warning and ignores the field. In a
-//! file or option that a user wrote, a field with an unknown name is an error.
+//! Some fields of Cloud Hypervisor are unsupported. Carom drops such a field if its value is neutral: a neutral value requests no feature.
+//! In a request, an unknown field may come from a newer client, so Carom logs a warning and ignores the field. In a file or option that a
+//! user wrote, an unknown field is an error.
 
 use serde::de::DeserializeOwned;
 use serde_ignored::Path;
@@ -15,7 +15,7 @@ use crate::field::Field;
 use crate::json;
 use crate::unsupported::{Neutral, UNSUPPORTED, Unsupported};
 
-/// Maximum bytes of a deserializer's message in an error. The message quotes the wrong value, which can be long.
+/// Maximum bytes of the deserializer's message that an error includes. The message quotes the wrong value, which can be long.
 const MAX_REASON: usize = 512;
 
 /// Removes the field at `path` if its value is `neutral`.
@@ -37,22 +37,24 @@ fn strip(value: &mut Value, path: &str, neutral: &Value) {
     }
 }
 
-/// Removes unsupported fields whose value is neutral. Rejects the other unsupported fields, because their values request a missing feature.
+/// Removes unsupported fields whose value is neutral. Rejects `value` if another unsupported field remains, because its value requests a
+/// missing feature.
 fn forget_neutral(value: &mut Value, fields: &[Unsupported]) -> Result<(), String> {
     // In every field, null means that no value is given.
     json::drop_nulls(value);
-    // Strip the fields of an object before the object itself: without these fields, the object may be neutral.
+    // The table lists an object before its fields. Iterate in reverse: after its neutral fields are removed, the object itself may be
+    // neutral.
     for field in fields.iter().rev() {
         strip(value, field.path, &field.neutral.value());
     }
     // Check `cpus.features` (neutral value `NoFields`) after all other fields, so that an error names one feature instead of the whole
-    // object. In the table, `debug_console` precedes its fields, so that an error names a wrong mode before a wrong file.
+    // object. In the table, `debug_console` precedes its fields. If both its mode and its file are wrong, the error names the mode.
     let (lists, others): (Vec<&Unsupported>, Vec<_>) =
         fields.iter().partition(|field| field.neutral == Neutral::NoFields);
     others.into_iter().chain(lists).try_for_each(|field| check_absent(value, field.path, String::new(), field))
 }
 
-/// Rejects the body if `value` still has a field at `path`, after the neutral values were removed. `place` is the position of `value` in
+/// Rejects the body if `value` has a field at `path`. The caller has already removed neutral values. `place` is the position of `value` in
 /// the body.
 fn check_absent(value: &Value, path: &str, place: String, field: &Unsupported) -> Result<(), String> {
     let (head, rest) = path.split_once('.').map_or((path, None), |(head, rest)| (head, Some(rest)));
@@ -76,8 +78,8 @@ fn check_absent(value: &Value, path: &str, place: String, field: &Unsupported) -
     }
 }
 
-/// Returns the message that `value` is not supported at `place`. If only one field of an object is wrong, the message names that
-/// field.
+/// Returns the message that `value` is not supported at `place`. If both values are objects and `neutral` has fields, the message names one
+/// wrong field of `value`.
 fn not_supported(place: &str, value: &Value, neutral: &Value) -> String {
     if let (Value::Object(fields), Value::Object(neutral)) = (value, neutral)
         && !neutral.is_empty()
@@ -184,7 +186,8 @@ fn read<T: DeserializeOwned>(value: Value, unknown: Unknown) -> Result<T, String
     Ok(read)
 }
 
-/// Removes the middle of a reason that is too long. The start of a reason names the wrong value, and the end names the expected values.
+/// Removes the middle of a deserializer's message that is longer than [`MAX_REASON`]. The start names the wrong value, and the end names
+/// the expected values.
 fn shortened(reason: String) -> String {
     if reason.len() <= MAX_REASON {
         return reason;
@@ -194,7 +197,7 @@ fn shortened(reason: String) -> String {
     format!("{}…{}", &reason[..head], &reason[tail..])
 }
 
-/// Returns the position of a field as messages write it, such as `devices[1].x`.
+/// Returns the position of a field in the notation of messages, such as `devices[1].x`.
 fn place_of(path: &Path<'_>) -> String {
     match path {
         Path::Root => String::new(),

@@ -36,7 +36,7 @@ pub enum Call {
     PowerButton,
     /// Raise an NMI on every vCPU.
     Nmi,
-    /// Change the VM's vCPUs, RAM or balloon.
+    /// Change the number of vCPUs, or the size of the RAM or balloon.
     Resize(VmResize),
     /// Change the size of a disk.
     ResizeDisk(VmResizeDisk),
@@ -46,7 +46,7 @@ pub enum Call {
     RemoveDevice(String),
     /// Return the state of the bounce windows.
     Bounce,
-    /// Change the limits of the bounce windows.
+    /// Change the budget and threshold of the bounce windows, or the mapping limit.
     TuneBounce(IommuBounceChange),
     /// Return the figures that `/metrics` reports.
     Figures,

@@ -41,8 +41,8 @@ const PAYLOAD: &str = "payload";
 #[derive(Debug, Parser)]
 #[command(name = "carom", version, max_term_width = 110)]
 pub struct Cli {
-    /// Kernel to boot: a bzImage, or an ELF image with a PVH entry point. Without --kernel, --firmware and --restore, an API client creates
-    /// the VM
+    /// Kernel to boot: a bzImage, or an ELF image with a PVH entry point. If none of --kernel, --firmware and --restore is given, an API
+    /// client creates the VM
     #[arg(long, value_name = "FILE", group = PAYLOAD, required_unless_present_any = ["api_socket", "restore", "firmware"])]
     kernel: Option<PathBuf>,
     /// Firmware instead of a kernel, to boot from a disk: an ELF image with a PVH entry point, such as EDK2's CLOUDHV.fd
@@ -93,26 +93,27 @@ pub struct Cli {
     /// Add a pvpanic device, which reports a panic of the guest kernel (event guest:panic)
     #[arg(long, requires = PAYLOAD)]
     pvpanic: bool,
-    /// Add a watchdog (i6300esb), which resets the guest if the guest stops reloading its timer (event watchdog:expired)
+    /// Add a watchdog (i6300esb), which resets the guest if the guest stops reloading the watchdog's timer (event watchdog:expired)
     #[arg(long, requires = PAYLOAD)]
     watchdog: bool,
-    /// Snapshot to restore a VM from. The VM is paused unless resume is on: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
+    /// Snapshot to restore a VM from: source_url=file:///PATH[,prefault=on|off][,resume=on|off]. The VM is paused unless resume is on
     #[arg(long, value_name = "source_url=file:///PATH,…",
-        // List each option, not only PAYLOAD: if --restore conflicts with PAYLOAD, clap does not enforce their `requires = PAYLOAD`.
+        // List each option, not only PAYLOAD: with a conflict with PAYLOAD alone, clap would not enforce `requires = PAYLOAD`.
         conflicts_with_all = [PAYLOAD, "initramfs", "cmdline", "cpus", "memory", "memory_zone", "numa", "platform", "pci_segment", "rate_limit_group", "serial", "pvpanic", "watchdog"]
     )]
     restore: Option<RestoreConfig>,
     /// Socket of the REST API: path=FILE or fd=NUMBER. FILE alone is a path
     #[arg(long, value_name = "path=FILE|fd=N")]
     api_socket: Option<FileOrFd<ApiSocketOption>>,
-    /// Put every passed-through device behind the virtio-iommu, even if the API client does not ask for it. Needs --iommu-bounce. Its value
-    /// is then the default for VMs whose client configures no bounce windows [env: CAROM_ALL_BEHIND_IOMMU=on, CAROM_IOMMU_BOUNCE=VALUE]
+    /// Put every passed-through device behind the virtio-iommu, even if the API client does not request this. Needs --iommu-bounce. This
+    /// option's value is then the default for VMs whose client configures no bounce windows [env: CAROM_ALL_BEHIND_IOMMU=on,
+    /// CAROM_IOMMU_BOUNCE=VALUE]
     #[arg(long, requires = "api_socket")]
     all_behind_iommu: bool,
-    /// Address that serves metrics, without access control: tcp=ADDRESS:PORT
+    /// TCP address on which Carom serves metrics, without access control: tcp=ADDRESS:PORT
     #[arg(long, value_name = "tcp=ADDRESS:PORT")]
     metrics: Option<MetricsAddress>,
-    /// Keep running after the guest has ended, so that an API client can boot it again
+    /// Keep running after the guest has ended, so that an API client can boot the VM again
     #[arg(long, requires = "api_socket")]
     no_shutdown: bool,
     /// Destination of events as JSON, one event per line: path=FILE or fd=NUMBER
@@ -131,8 +132,8 @@ pub struct Cli {
     /// (/dev/vfio/devices/vfioN), or the image of a disk whose path is /dev/fd/N. Can be given several times
     #[arg(long, value_name = "fd=N", num_args = 1.., action = ArgAction::Append)]
     inherit: Vec<InheritedFd>,
-    /// Action if the filter of a thread does not allow a system call: end the program (true), log the call (log), or fail the call (errno).
-    /// With false, no system calls are filtered
+    /// Action if the seccomp filter of a thread does not allow a system call: end the program (true), log the call (log), or fail the call
+    /// (errno). With false, no system calls are filtered
     #[arg(long, value_name = "true|false|log|errno", default_value = "true")]
     seccomp: Seccomp,
     /// Restrict the program with Landlock to the files of the VM. With --restore, or if API clients create VMs, the VMs may use only
@@ -149,7 +150,7 @@ pub struct Cli {
 /// Parsed command line.
 #[derive(Debug)]
 pub struct Invocation {
-    /// Program name that Carom was started with.
+    /// Name under which the program was started.
     pub program: Program,
     /// VM to run. `None` if an API client creates it, or a snapshot is restored.
     pub vm: Option<CheckedConfig>,
@@ -159,15 +160,15 @@ pub struct Invocation {
     pub api_socket: Option<FileOrFd<ApiSocketOption>>,
     /// Defaults for VMs that API clients create.
     pub defaults: VmDefaults,
-    /// Address that serves metrics.
+    /// Address on which Carom serves metrics.
     pub metrics: Option<MetricsAddress>,
     /// True if the VMM keeps running after the guest has ended.
     pub no_shutdown: bool,
-    /// Action for system calls that the filter of a thread does not allow.
+    /// Action for system calls that a thread's seccomp filter does not allow.
     pub seccomp: Seccomp,
     /// Destination of events.
     pub event_monitor: Option<FileOrFd<EventMonitorOption>>,
-    /// 0 for warnings and errors only, up to 3 for everything.
+    /// Log verbosity, from 0 (only warnings and errors) to 3 (all messages).
     pub verbosity: u8,
     /// File for the log, instead of standard error.
     pub log_file: Option<PathBuf>,
@@ -175,7 +176,7 @@ pub struct Invocation {
     pub crash_report: Option<FileOrFd<CrashReportOption>>,
     /// Inherited descriptors to use instead of opening files.
     pub inherit: Vec<InheritedFd>,
-    /// Landlock rules: files and directories that VMs may name in addition to the files of `vm`. `None` disables Landlock.
+    /// Landlock rules: files and directories that VMs may use in addition to the files of `vm`. `None` disables Landlock.
     pub landlock: Option<Vec<LandlockConfig>>,
 }
 
@@ -197,7 +198,7 @@ where
     parse_in(arguments, |name| std::env::var(name).ok())
 }
 
-/// Does the same as [`parse`], but looks up environment variables with `variable`.
+/// Implementation of [`parse`]. `variable` returns the value of an environment variable.
 fn parse_in<I, T>(arguments: I, variable: impl Fn(&str) -> Option<String>) -> Result<Invocation, CliOutcome>
 where
     I: IntoIterator<Item = T>,
@@ -282,7 +283,7 @@ where
     })
 }
 
-/// Parses the command line of `program`.
+/// Parses the command line. Help, version and errors name the program `program`.
 fn read(program: Program, arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
     let command = Cli::command().name(program.name()).version(program.printed_version());
     let mut command = command.bin_name(program.name());
@@ -295,7 +296,7 @@ fn read(program: Program, arguments: Vec<OsString>) -> Result<Cli, clap::Error> 
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
-/// Default of the serial port. A user who starts `carom` by hand wants to see the guest's output.
+/// Returns the default serial port. A user who starts `carom` by hand wants to see the guest's output on the terminal.
 fn default_serial(program: Program) -> SerialConfig {
     match program {
         Program::Carom => SerialConfig::of(ConsoleMode::Tty),
@@ -303,7 +304,7 @@ fn default_serial(program: Program) -> SerialConfig {
     }
 }
 
-/// Default of the paravirtual console.
+/// Returns the default paravirtual console.
 fn default_console(program: Program) -> ConsoleConfig {
     ConsoleConfig::of(match program {
         Program::Carom => ConsoleMode::Off,
@@ -311,8 +312,8 @@ fn default_console(program: Program) -> ConsoleConfig {
     })
 }
 
-/// Returns the first paragraph of the error message as one line, without the prefix `error:`. Errors of Carom's own rules are
-/// returned unchanged, because they already name their option.
+/// Converts an error of clap to one line: the first paragraph without the prefix `error:`, and a tip or a reference to `--help`. A
+/// [`ConfigError`] is returned unchanged, because its text already names the option.
 pub fn one_line(error: &clap::Error, program: &str) -> String {
     if let Some(error) = std::error::Error::source(error).and_then(|source| source.downcast_ref::<ConfigError>()) {
         return error.to_string();

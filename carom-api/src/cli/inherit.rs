@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! `--inherit`.
+//! Option `--inherit`, which passes open files to the VMM.
 
 use crate::error::{ConfigError, one_line};
 use crate::field::Field;
 
-/// File descriptor that the parent process left open. The VMM uses the descriptor instead of opening the file.
+/// File descriptor that the parent process left open. The VMM uses this descriptor instead of opening the same file again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InheritedFd(pub i32);
 
 impl InheritedFd {
-    /// The option.
+    /// Name of the option.
     pub const OPTION: Field = Field::only("--inherit");
 }
 

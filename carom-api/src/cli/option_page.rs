@@ -87,35 +87,35 @@ const NOT_IN_HELP: &[(&str, &str, &str)] = &[
     ("--restore", "zone_updates", "[ID@NODE,…]"),
 ];
 
-/// Parts whose default differs from the default in the document: option, part, default.
+/// Parts for which the generator would print a wrong default: option, part, correct default.
 const DEFAULTS: &[(&str, &str, &str)] = &[
     ("--disk", "path", "required, except with `vhost_user=on`"),
     ("--iommu-bounce", "threshold", "`auto`"),
     ("--memory", "size", "`512M`"),
 ];
 
-/// Parts whose meaning differs from that of the field: option, part, meaning.
+/// Parts whose meaning differs from the description of the field: option, part, meaning.
 const MEANINGS: &[(&str, &str, &str)] = &[(
     "--net",
     "fd",
     "Inherited descriptor of a tap or macvtap interface. `fd=[N,N]` gives one descriptor for each pair of queues.",
 )];
 
-/// Keys that are other names of a part. The page need not show them.
+/// Alternative names of parts. The page does not list these names.
 const ALIASES: &[&str] = &["serial_number", "uuid", "vhost_socket"];
 
-/// Row of the modes of `--serial` and `--console`, before the rows of the parts.
+/// Table row for the modes of `--serial` and `--console`. The row precedes the rows of the parts.
 const MODES: &str = "| mode | `off`, `null`, `tty`, `pty`, `file=PATH`, `socket=PATH` | see above | Destination of the output, see \
                      [the serial port](guide.md#the-serial-port). |\n";
 
-/// A configuration of the command line: its option, its schema in the document, and the fields of a minimal value.
+/// Source of one section: the option, its schema in the document, and the fields of a minimal value.
 struct Source {
     option: &'static str,
     schema: String,
     minimal: Value,
 }
 
-/// A part of an option's value, as the help writes it.
+/// Part of an option's value, in the notation of the help.
 #[derive(Debug, PartialEq, Eq)]
 struct Part {
     key: String,
@@ -170,7 +170,7 @@ fn sources(document: &Value) -> Vec<Source> {
         .collect()
 }
 
-/// Splits a help text. Returns its sentences without the parts, and the parts.
+/// Splits a help text into its sentences and the parts that the text lists.
 fn split(help: &str) -> (String, Vec<Part>) {
     let text = help.split(" [default:").next().unwrap_or(help);
     let mut parts: Vec<Part> = Vec::new();
@@ -205,7 +205,7 @@ fn split(help: &str) -> (String, Vec<Part>) {
     (if is_sentence { format!("{before}. {after}") } else { before.to_owned() }, parts)
 }
 
-/// Returns the value at the start of `text`: up to a delimiter outside of brackets, or up to another key.
+/// Returns the value at the start of `text`. The value ends before a delimiter outside of brackets, or before another key.
 fn value(text: &str) -> &str {
     let mut depth = 0;
     for (at, c) in text.char_indices() {
@@ -226,7 +226,7 @@ fn value(text: &str) -> &str {
     text
 }
 
-/// Returns the default value of a field as the command line writes it.
+/// Returns the default value of a field in the notation of the command line.
 fn shown(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => "none".into(),
@@ -242,7 +242,7 @@ fn shown(value: Option<&Value>) -> String {
     }
 }
 
-/// Returns a value of the API (`ByteRange`) as the command line writes it (`byte-range`).
+/// Converts a value of the API (`ByteRange`) to the notation of the command line (`byte-range`).
 fn word(value: &str) -> String {
     let mut word = String::new();
     for (at, c) in value.char_indices() {
@@ -259,7 +259,7 @@ fn special(list: &[(&'static str, &'static str, &'static str)], option: &str, ke
     list.iter().find(|(name, part, _)| (*name, *part) == (option, key)).map(|(_, _, value)| *value)
 }
 
-/// Returns the row of a part.
+/// Returns the table row of a part.
 fn row(source: &Source, schema: &Value, part: &Part, help: &str) -> String {
     let Part { key, values } = part;
     let field = special(RENAMED, source.option, key).unwrap_or(key);

@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
 use crate::kinds::{KINDS, Kind, Number, PartConfig};
 
-/// Devices that the command line gives the VM.
+/// Devices that the command line configures.
 #[derive(Debug)]
 pub(super) struct PartArguments(pub(super) Vec<PartConfig>);
 
@@ -32,7 +32,7 @@ impl FromArgMatches for PartArguments {
     }
 }
 
-/// Returns the option of a kind.
+/// Returns the command line option for devices of `kind`.
 fn argument(kind: &'static Kind) -> Arg {
     let option = kind.field.option().trim_start_matches("--");
     let argument =

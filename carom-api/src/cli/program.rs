@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The name under which the program was started.
+//! Name under which the program was started, and the versions that the program reports under this name.
 
 use std::ffi::OsStr;
 use std::path::Path;
 
 /// Release of Cloud Hypervisor whose API Carom implements.
 const API_VERSION: &str = "53.0.0";
-/// The same release, as Cloud Hypervisor's own builds print it.
+/// The release [`API_VERSION`], in the notation of Cloud Hypervisor's own builds.
 const API_BUILD: &str = "v53.0";
 
-/// Program name that Carom was started with. Clients of Cloud Hypervisor look for the name `cloud-hypervisor`. The version tells them which
-/// requests they may send.
+/// Name under which the program was started. Clients of Cloud Hypervisor start a program named `cloud-hypervisor`. These clients use the
+/// program's version to decide which requests to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Program {
     /// Any name except `cloud-hypervisor`.
     #[default]
     Carom,
     /// `cloud-hypervisor`, usually the name of a link to Carom. Carom then reports Cloud Hypervisor's version, and the consoles have Cloud
-    /// Hypervisor's defaults. All other behaviour is the same.
+    /// Hypervisor's defaults. The name changes nothing else.
     CloudHypervisor,
 }
 
 impl Program {
-    /// Returns the program name for `path`, the path that Carom was started with.
+    /// Returns the name for `path`, the path with which the program was started.
     pub fn of(path: &OsStr) -> Self {
         let is_other = Path::new(path).file_name() == Some(OsStr::new(Self::CloudHypervisor.name()));
         if is_other { Self::CloudHypervisor } else { Self::Carom }
@@ -45,7 +45,7 @@ impl Program {
         }
     }
 
-    /// Version as `--version` prints it after the name.
+    /// Version that `--version` prints after the name.
     pub fn printed_version(self) -> &'static str {
         match self {
             Self::Carom => env!("CARGO_PKG_VERSION"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Options of Cloud Hypervisor that Carom does not support. Each is rejected with an error that names the alternative.
+//! Options of Cloud Hypervisor that Carom does not support. Carom rejects such an option with an error that names the alternative.
 
 use std::ffi::OsString;
 
@@ -15,7 +15,7 @@ struct Refused {
     name: &'static str,
     /// Neutral value, if the option has one. A neutral value requests no feature.
     neutral: Option<&'static str>,
-    /// Alternative for the error, or the unsupported field of the configuration whose error names the alternative.
+    /// Alternative that the error names: a text, or the path of an entry of [`UNSUPPORTED`] that has the text.
     instead: Instead,
 }
 
@@ -69,13 +69,13 @@ impl Refused {
         format!("--{} is not supported{rule}", self.name)
     }
 
-    /// True if all of these values are neutral.
+    /// True if all `values` are neutral.
     fn is_neutral<'a>(&self, mut values: impl Iterator<Item = &'a str>) -> bool {
         self.neutral.is_some_and(|neutral| values.all(|value| value.split(',').next() == Some(neutral)))
     }
 }
 
-/// Returns the error that names all of these options, or `None` if there are none.
+/// Returns an error that names all options in `refused`, or `None` if `refused` is empty.
 fn error(refused: impl Iterator<Item = &'static Refused>) -> Option<Error> {
     let rules: Vec<String> = refused.map(Refused::rule).collect();
     (!rules.is_empty()).then(|| Error::raw(ErrorKind::UnknownArgument, rules.join("; ")))
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn every_unsupported_config_field_has_a_refused_option() {
-        // `iommu` has no option in Cloud Hypervisor.
+        // Cloud Hypervisor has no option for the field `iommu`.
         let others = ["iommu"];
         let fields: BTreeSet<_> = REFUSED
             .iter()

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! `--seccomp`.
+//! Option `--seccomp`, which selects the action for forbidden system calls.
 
 use crate::error::{ConfigError, one_line};
 use crate::field::Field;
 
-/// Action for a system call that the filter of a thread does not allow.
+/// Action for a system call that a thread's seccomp filter does not allow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Seccomp {
-    /// The kernel ends the program.
+    /// The host kernel ends the program.
     #[default]
     True,
-    /// The call succeeds: nothing is filtered.
+    /// All system calls are allowed, because threads have no filter.
     False,
-    /// The call succeeds, and the kernel logs it.
+    /// The host kernel executes and logs the call.
     Log,
-    /// The call fails with an error.
+    /// The call fails with `EPERM`.
     Errno,
 }
 
 impl Seccomp {
-    /// The option.
+    /// Name of the option.
     pub const OPTION: Field = Field::only("--seccomp");
 }
 

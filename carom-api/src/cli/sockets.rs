@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Option values that name the destination or address of a service: a file, a descriptor or an address.
+//! Values of options that name a file, an open descriptor or a network address.
 
 use std::marker::PhantomData;
 use std::net::SocketAddr;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Writing to standard output and standard error. If a stream is closed or full, the exit status still reports the outcome.
+//! Functions that write to standard output and standard error. If a write fails, these functions do not panic, so the program still returns
+//! its exit status.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -17,13 +18,13 @@ pub fn print(bytes: &[u8]) -> io::Result<()> {
     stdout.write_all(bytes).and_then(|()| stdout.flush())
 }
 
-/// Writes a line to standard error with one call. If standard error has no reader, the line is dropped.
+/// Writes the line `program: text` to standard error. If the write fails, the line is lost.
 pub fn complain(program: &str, text: &str) {
-    // The failure cannot be reported anywhere else.
+    // A failed write to standard error cannot be reported anywhere.
     let _ = io::stderr().write_all(format!("{program}: {text}\n").as_bytes());
 }
 
-/// Prints the help or version text that the user asked for. A reader that closes the pipe early is not a failure.
+/// Prints the help or version text that the user requested. Returns failure if the write fails, except if the reader has closed the pipe.
 pub fn inform(program: &str, text: &str) -> ExitCode {
     match print(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
