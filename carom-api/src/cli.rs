@@ -105,9 +105,8 @@ pub struct Cli {
     /// Socket of the REST API: path=FILE or fd=NUMBER. FILE alone is a path
     #[arg(long, value_name = "path=FILE|fd=N")]
     api_socket: Option<FileOrFd<ApiSocketOption>>,
-    /// Put every passed-through device behind the virtio-iommu, even if the API client does not request this. Needs --iommu-bounce. This
-    /// option's value is then the default for VMs whose client configures no bounce windows [env: CAROM_ALL_BEHIND_IOMMU=on,
-    /// CAROM_IOMMU_BOUNCE=VALUE]
+    /// Put every passed-through device behind the virtio-iommu, even if the API client does not request this. Needs --iommu-bounce, which
+    /// then sets the default for VMs whose client configures no bounce windows [env: CAROM_ALL_BEHIND_IOMMU=on, CAROM_IOMMU_BOUNCE=VALUE]
     #[arg(long, requires = "api_socket")]
     all_behind_iommu: bool,
     /// TCP address on which Carom serves metrics, without access control: tcp=ADDRESS:PORT

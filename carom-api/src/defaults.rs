@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Defaults for VMs of API clients. Cloud Hypervisor's API has no field for bounce windows, and no field that puts every passed-through
-//! device behind the virtio-iommu. So the user of Carom sets these defaults for clients of Cloud Hypervisor's API.
+//! device behind the virtio-iommu. So the user who starts Carom sets these defaults for clients of Cloud Hypervisor's API.
 
 use crate::error::ConfigError;
 use crate::field::Field;
@@ -12,17 +12,16 @@ use crate::vm_config::VmConfig;
 /// Program-wide defaults for VMs that API clients create.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmDefaults {
-    /// Bounce windows of a VM whose configuration does not mention them.
+    /// Bounce windows of a VM whose client configures no bounce windows.
     pub iommu_bounce: Option<IommuBounceConfig>,
-    /// True if every passed-through device is put behind the virtio-iommu, even if the client does not ask for it.
+    /// True if every passed-through device is put behind the virtio-iommu, even if the client does not request this.
     pub all_behind_iommu: bool,
 }
 
 impl VmDefaults {
     /// `--all-behind-iommu`.
     pub const ALL_BEHIND_IOMMU: Field = Field::only("--all-behind-iommu");
-    /// Environment variable with the value of `--iommu-bounce`. The variable is used if `--api-socket` is given and `--iommu-bounce` is
-    /// not.
+    /// Environment variable with the value of `--iommu-bounce`. The variable is used if `--api-socket` is given without `--iommu-bounce`.
     pub const BOUNCE_VARIABLE: &'static str = "CAROM_IOMMU_BOUNCE";
     /// Environment variable for `--all-behind-iommu`. `on` has the same effect as the option, and `off` has no effect.
     pub const ALL_BEHIND_VARIABLE: &'static str = "CAROM_ALL_BEHIND_IOMMU";
@@ -48,8 +47,8 @@ impl VmDefaults {
         Ok(())
     }
 
-    /// Applies the defaults to a VM. A VM gets no bounce windows if none of its passed-through devices is behind the
-    /// virtio-iommu, because no device would use them.
+    /// Applies the defaults to a VM. If a VM has passed-through devices, but no device behind the virtio-iommu, no device would use bounce
+    /// windows. Such a VM gets no windows.
     pub fn apply(&self, config: &mut VmConfig) {
         if self.all_behind_iommu {
             let passed_through = config.parts_mut().filter(|part| part.kind().passed_through);

@@ -18,7 +18,7 @@ use utoipa::openapi::{Components, Ref, RefOr, Required, ResponseBuilder};
 use crate::operations::{self, Action, METRICS_TYPE, Operation, Success, Verb};
 use crate::{types, vm_config};
 
-/// Document as stored and served. A test checks that the stored document is up to date.
+/// OpenAPI document that the server returns, read from `docs`. A test checks that this stored document is up to date.
 pub const SERVED: &str = include_str!("../../docs/openapi.json");
 
 #[derive(OpenApi)]
@@ -60,7 +60,7 @@ pub fn generate() -> utoipa::openapi::OpenApi {
             Verb::Get => HttpMethod::Get,
             Verb::Put => HttpMethod::Put,
         };
-        // `PathsBuilder` merges two verbs of the same path.
+        // If two operations have the same path, `PathsBuilder` merges their methods.
         paths = paths.path(operation.path(), PathItem::new(method, describe(operation)));
     }
     document.paths = paths.build();
@@ -143,7 +143,7 @@ fn counters() -> Schema {
     let of_device =
         ObjectBuilder::new().additional_properties(Some(AdditionalProperties::RefOr(RefOr::T(number.into()))));
     ObjectBuilder::new()
-        .description(Some("Counters by device ID and name."))
+        .description(Some("Counters by device ID and counter name."))
         .additional_properties(Some(AdditionalProperties::RefOr(RefOr::T(of_device.into()))))
         .into()
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Errors of configuration rules, in the terms of the front end that supplied the configuration: the command line or JSON.
+//! Errors for broken configuration rules. An error names fields as the source of the configuration does: as command line options, or as
+//! JSON fields.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -17,7 +18,7 @@ pub fn one_line(message: &str) -> String {
 /// Maximum bytes of a client's text that a message quotes.
 pub(crate) const MAX_QUOTED: usize = 64;
 
-/// Returns the name from a client in a form that messages can quote. A name longer than [`MAX_QUOTED`] is cut, and ends with `…`.
+/// Shortens a name from a client, so that a message can quote the name. A name longer than [`MAX_QUOTED`] is cut, and ends with `…`.
 pub(crate) fn quotable(name: &str) -> Cow<'_, str> {
     if name.len() <= MAX_QUOTED {
         return name.into();
@@ -25,9 +26,9 @@ pub(crate) fn quotable(name: &str) -> Cow<'_, str> {
     format!("{}…", &name[..name.floor_char_boundary(MAX_QUOTED)]).into()
 }
 
-/// Error that may name fields. `Display` names them as options of the command line.
+/// Error whose text may name configuration fields. `Display` names the fields as command line options.
 pub trait Explain {
-    /// Returns the error text in the given terms.
+    /// Returns the error text. `terms` selects the names of fields.
     fn explain(&self, terms: Terms) -> String;
 }
 
@@ -44,7 +45,7 @@ pub struct ConfigError {
 enum Rule {
     /// The same text for all front ends.
     Plain(String),
-    /// Two devices use something that only one device may use.
+    /// The text for two devices with the same ID, path or other value that must be unique.
     Conflict(String),
     /// The text names other fields, so each front end has its own text.
     InTerms { options: String, json: String },
@@ -56,7 +57,7 @@ impl ConfigError {
         Self { field, rule: Rule::Plain(one_line(rule.as_ref())) }
     }
 
-    /// Creates an error for `field` whose text names other fields. `rule` returns the text in the given terms.
+    /// Creates an error for `field` whose text names other fields. `rule` returns the text for each front end.
     pub fn in_terms(field: Field, rule: impl Fn(Terms) -> String) -> Self {
         let rule = |terms| one_line(&rule(terms));
         Self { field, rule: Rule::InTerms { options: rule(Terms::Options), json: rule(Terms::Json) } }
@@ -72,7 +73,7 @@ impl ConfigError {
         matches!(self.rule, Rule::Conflict(_))
     }
 
-    /// Returns the text in the given terms.
+    /// Returns the text for the front end of `terms`.
     pub fn rule(&self, terms: Terms) -> &str {
         match (&self.rule, terms) {
             (Rule::Plain(rule) | Rule::Conflict(rule), _) => rule,
@@ -82,7 +83,7 @@ impl ConfigError {
     }
 }
 
-/// Checks a rule of `field`.
+/// Returns an error for `field` if `holds` is false. `rule` returns the text of the error.
 ///
 /// # Errors
 /// The rule does not hold.
@@ -90,7 +91,7 @@ pub(crate) fn ensure<R: AsRef<str>>(holds: bool, field: Field, rule: impl FnOnce
     if holds { Ok(()) } else { Err(ConfigError::new(field, rule())) }
 }
 
-/// Checks a rule of `field` whose text names other fields. `rule` returns the text in the given terms.
+/// Returns an error for `field` if `holds` is false. The text names other fields, so `rule` returns a text for each front end.
 ///
 /// # Errors
 /// The rule does not hold.

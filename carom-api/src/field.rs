@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Fields of the configuration. A field has one path. The command line and JSON each print the path in their own form.
+//! Fields of the configuration, with their names on the command line and in JSON.
 
-/// Front end whose names a message uses.
+/// Front end whose field names a message uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Terms {
     /// Command line: `--memory size`.
@@ -57,7 +57,7 @@ impl Field {
         self.option_key
     }
 
-    /// Key in JSON.
+    /// Key in JSON, or empty if the field is the JSON field itself.
     pub(crate) const fn json_key(self) -> &'static str {
         self.json_key
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! JSON parser for request bodies. It rejects objects with a duplicate field, because two readers could pick different values of
+//! JSON parser for request bodies. The parser rejects objects with a duplicate field, because two readers could pick different values of
 //! that field.
 
 use std::fmt;

@@ -4,12 +4,12 @@
 
 use serde::{Deserialize, Deserializer};
 
-/// Default of a boolean field that is on unless turned off.
+/// Returns true, as the default of a boolean field.
 pub(crate) fn yes() -> bool {
     true
 }
 
-/// Default `N` of a numeric field.
+/// Returns `N`, as the default of a numeric field.
 pub(crate) fn number<const N: u16, T: From<u16>>() -> T {
     N.into()
 }

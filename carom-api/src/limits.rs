@@ -9,7 +9,7 @@ pub const MIB: u64 = 1 << 20;
 /// Bytes in a GiB.
 pub const GIB: u64 = 1 << 30;
 
-/// Maximum vCPUs of a VM: the number of 8-bit local APIC IDs in the ACPI MADT.
+/// Maximum vCPUs of a VM. Local APIC IDs have 8 bits: 255 addresses all CPUs, and 254 is left for the I/O APIC.
 pub const MAX_VCPUS: u32 = 254;
 /// Highest number of a host CPU: the last CPU that the C library's CPU sets (`cpu_set_t`) can hold.
 pub const MAX_HOST_CPU: u32 = 1023;

@@ -18,7 +18,7 @@ pub const ROOT: &str = "/api/v1/";
 
 /// Path of the metrics.
 pub const METRICS: &str = "/metrics";
-/// Media type of the metrics, Prometheus' text form.
+/// Media type of the metrics: the text format of Prometheus.
 pub const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// HTTP method of an operation.
@@ -43,9 +43,9 @@ impl Verb {
 /// Reason why a body is rejected.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BodyError {
-    /// One line in JSON terms.
+    /// Text of one line, which names fields as in JSON.
     pub message: String,
-    /// True if two devices use something that only one device may use.
+    /// True if two devices have the same ID, path or other value that must be unique.
     pub conflict: bool,
 }
 
@@ -81,7 +81,7 @@ impl Action {
     /// Returns the call for `body`.
     ///
     /// # Errors
-    /// One line in JSON terms: the body is malformed or breaks a rule, or the action takes no body.
+    /// One line, which names fields as in JSON: the body is malformed or breaks a rule, or the action takes no body.
     pub fn read(&self, body: &[u8]) -> Result<Call, BodyError> {
         match self {
             Self::WithBody(read) => read(body),
@@ -94,15 +94,15 @@ impl Action {
 /// Successful answer of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Success {
-    /// 204, no body.
+    /// Status 204 without a body.
     Nothing,
-    /// 200 with a body of this schema.
+    /// Status 200 with a body of this schema.
     Body(&'static str),
-    /// 200 with a body of this schema if the VM is booted, otherwise 204.
+    /// If the VM is booted, status 200 with a body of this schema. Otherwise status 204 without a body.
     BodyIfBooted(&'static str),
-    /// 200 with a JSON document.
+    /// Status 200 with a JSON document.
     Document,
-    /// 200 with text.
+    /// Status 200 with text.
     Text,
 }
 
@@ -135,7 +135,7 @@ fn create(bytes: &[u8]) -> Result<Call, BodyError> {
     Ok(Call::Create(Box::new(config.check()?)))
 }
 
-/// Returns an operation without a request body and without an answer.
+/// Returns an operation without a request body and without a response body.
 const fn plain(
     name: &'static str,
     id: &'static str,
@@ -159,7 +159,7 @@ const fn get(
     Operation { verb: Verb::Get, name, id, summary, request: None, success, refusals, action }
 }
 
-/// Returns an operation that takes a body of the schema `request`, and answers without a body.
+/// Returns an operation with a request body of the schema `request`, and without a response body.
 const fn put(
     name: &'static str,
     id: &'static str,
@@ -205,7 +205,7 @@ static OPERATIONS: &[Operation] = &[
     get(
         "vmm.ping",
         "pingVMM",
-        "Returns version and features of the VMM. Answers at once, whatever the VM does.",
+        "Returns version and features of the VMM. Answers immediately, even during another operation.",
         Success::Body("VmmPing"),
         &[],
         Action::Ping,
@@ -234,7 +234,7 @@ static OPERATIONS: &[Operation] = &[
     plain(
         "vm.shutdown",
         "shutdownVM",
-        "Stops the guest at once and releases its devices. The configuration stays.",
+        "Stops the guest immediately and releases its devices. The configuration stays.",
         &[NOT_CREATED, NOT_BOOTED],
         || Call::Shutdown,
     ),
@@ -293,11 +293,11 @@ static OPERATIONS: &[Operation] = &[
         |bytes| Ok(body::parse(bytes).map(Call::TuneBounce)?),
     ),
     get("openapi.json", "openapi", "This document.", Success::Document, &[], Action::Document),
-    get(METRICS, "metrics", "Figures in Prometheus' text form.", Success::Text, &[], Action::Read(|| Call::Figures)),
+    get(METRICS, "metrics", "Metrics in Prometheus' text format.", Success::Text, &[], Action::Read(|| Call::Figures)),
     put(
         "vm.resize",
         "resizeVM",
-        "Changes vCPUs, RAM or balloon of a VM, for the next boot or while it runs. A vCPU is removed when the guest releases it.",
+        "Changes the vCPUs, RAM or balloon of a VM, for the next boot or in the running guest. A vCPU is removed when the guest releases the vCPU.",
         "VmResize",
         &[NOT_CREATED, (429, "A requested vCPU is still being removed.")],
         |bytes| Ok(body::parse(bytes).map(Call::Resize)?),
@@ -343,7 +343,7 @@ static OPERATIONS: &[Operation] = &[
     put(
         "vm.remove-device",
         "removeDeviceVM",
-        "Removes a device. A running guest is asked to release it.",
+        "Removes a device. A running guest is asked to release the device.",
         "VmRemoveDevice",
         &[
             (404, "No VM has been created, or the VM has no such device."),

@@ -17,7 +17,8 @@ use grammar::Malformed;
 
 pub(crate) use deserializer::{FromOption, Special, defaults, from_option, from_str, read};
 
-/// Parsed value of one option. A value in double quotes may contain commas. An empty value counts as missing.
+/// Parsed value of one option: keys with their values. The value of a key may contain commas if it is in double quotes. A key with an empty
+/// value counts as missing.
 #[derive(Debug)]
 pub struct OptionList {
     option: Field,
@@ -136,7 +137,7 @@ impl OptionList {
         self.reader(key).map(T::deserialize).transpose()
     }
 
-    /// Returns the number of `key`, if it was given.
+    /// Returns the value of `key` as a number, if it was given and is not empty.
     ///
     /// # Errors
     /// The value is not a number, or is out of range.
@@ -165,7 +166,7 @@ fn parse_numbers(text: &str) -> Result<Vec<u16>, String> {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (Ok(first), Ok(last)) = (first.parse::<u16>(), last.parse::<u16>()) else { return Err(wrong()) };
         if first > last {
-            return Err(format!("'{part}' ends before it begins: write the smaller number first"));
+            return Err(format!("'{part}' is a range that starts above its end: write the smaller number first"));
         }
         numbers.extend(first..=last);
     }
@@ -184,7 +185,7 @@ pub(crate) fn on_or_off(field: Field, value: &str) -> Result<bool, ConfigError> 
     }
 }
 
-/// Returns the choice that `value` of `field` names, in upper or lower case.
+/// Returns the entry of `choices` that `value` names, in upper or lower case. `field` is the field that the error names.
 ///
 /// # Errors
 /// The value names no choice.
@@ -245,7 +246,7 @@ mod tests {
         }
         assert_eq!(
             numbers("a=[1,5-3]").unwrap_err(),
-            "--device a: '5-3' ends before it begins: write the smaller number first"
+            "--device a: '5-3' is a range that starts above its end: write the smaller number first"
         );
     }
 

@@ -14,7 +14,7 @@ use crate::field::Terms;
 use crate::kinds::{KINDS, Kind};
 use crate::{ConfigError, RestoreConfig};
 
-/// Options as Cloud Hypervisor spells them, and their JSON form.
+/// Option values in Cloud Hypervisor's syntax, and their JSON form.
 const SPELLINGS: &str = r#"
 --device path=/sys/d,iommu=on => {"path": "/sys/d", "iommu": true}
 --disk path=/i.img => {"path": "/i.img"}
@@ -327,7 +327,7 @@ fn is_checked_beside_shared_ram(option: &str, text: &str, field: &str) {
     assert_eq!(refused.map(|error| error.field.name(Terms::Json)), wanted, "{option} {text}");
 }
 
-/// Generates a test for each of these options. One more test fails if a line of the table has any other option.
+/// Generates a test for each of these options. One more test fails if a table has a line for any other option.
 macro_rules! by_option {
     ($table_tests:ident, $check:ident, $table:ident: $($name:ident $option:literal),*) => {
         mod $table_tests {

@@ -23,8 +23,7 @@ use crate::vm_config::VmConfig;
 /// Prefix of a directory URL.
 const SCHEME: &str = "file://";
 
-/// Directory of this host, as a URL: `file:///path`. As in Cloud Hypervisor, the path is taken literally, without
-/// percent-decoding.
+/// Directory of this host, as a URL: `file:///path`. As in Cloud Hypervisor, the path is not percent-decoded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct DirectoryUrl(PathBuf);
@@ -55,8 +54,8 @@ text_form!(DirectoryUrl);
 /// Destination of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmSnapshotConfig {
-    /// Directory for the snapshot, as `file:///path`. It must not contain a snapshot. If it does not exist, its parent directory
-    /// must exist.
+    /// Directory for the snapshot, as `file:///path`. The directory must not contain a snapshot. If the directory does not exist, its
+    /// parent must exist.
     #[schema(value_type = String)]
     pub destination_url: DirectoryUrl,
 }
@@ -101,7 +100,7 @@ pub struct RestoreConfig {
     /// Snapshot directory, as `file:///path`.
     #[schema(value_type = String)]
     pub source_url: DirectoryUrl,
-    /// True if the whole RAM is read during the restore. Otherwise private RAM is read on first access, and the snapshot must
+    /// True if the whole RAM is read during the restore. Otherwise each page of private RAM is read on first access, and the snapshot must
     /// stay unchanged while the VM exists.
     #[serde(default)]
     pub prefault: bool,
@@ -123,7 +122,7 @@ pub struct RestoreConfig {
 }
 
 impl RestoreConfig {
-    /// The option.
+    /// Name of the option.
     pub const OPTION: Field = Field::only("--restore");
     /// [`Self::source_url`].
     pub const SOURCE_URL: Field = Field::new("--restore", "source_url").keys("source_url", "");
@@ -134,7 +133,7 @@ impl RestoreConfig {
     /// [`Self::zone_updates`].
     const ZONE_UPDATES: Field = Field::new("--restore", "zone_updates").keys("zone_updates", "");
 
-    /// Takes the descriptors that the client passed with the request.
+    /// Distributes the descriptors that the client passed with the request to the devices of `net_fds`.
     ///
     /// # Errors
     /// The number of descriptors differs from the number that the network devices need.
@@ -142,7 +141,7 @@ impl RestoreConfig {
         let wanted = self.net_fds.iter().fold(0usize, |sum, net| sum.saturating_add(net.num_fds));
         if wanted != files.len() {
             let rule = format!(
-                "{} descriptors came with the request, but the num_fds of all listed devices add up to {wanted}",
+                "the request has {} descriptors, but the num_fds of all listed devices add up to {wanted}",
                 files.len()
             );
             return Err(ConfigError::new(Self::NET_FDS, rule));
@@ -177,9 +176,9 @@ impl RestoreConfig {
                         "network device '{id}' used no descriptors of a client when it was saved: remove this device from net_fds"
                     )
                 }
-                // Descriptors can only be passed with an API request.
+                // A restore from the command line has no descriptors, because only an API request can pass descriptors.
                 Some(_) if files.count() != *num_fds => {
-                    format!("no descriptors came with the request for '{id}': pass them with SCM_RIGHTS")
+                    format!("the request has no descriptors for '{id}': pass them with SCM_RIGHTS")
                 }
                 Some(net) => {
                     net.give_files(files.clone())?;
@@ -277,7 +276,7 @@ mod tests {
         let refused = source.take_files(vec![file()]).unwrap_err().explain(Terms::Json);
         assert_eq!(
             refused,
-            "net_fds: 1 descriptors came with the request, but the num_fds of all listed devices add up to 2"
+            "net_fds: the request has 1 descriptors, but the num_fds of all listed devices add up to 2"
         );
         source.take_files(vec![file(), file()]).unwrap();
         let mut vm = saved();

@@ -56,7 +56,7 @@ pub struct VmInfo {
     pub memory_actual_size: u64,
     /// Bounce windows, if the VM has any.
     pub iommu_bounce: Option<IommuBounce>,
-    /// Devices by ID, while the VM is booted.
+    /// Devices by ID. Empty unless the VM is booted.
     pub device_tree: BTreeMap<String, DeviceNode>,
     /// Reason why the last guest failed. Only reported with `--no-shutdown`, and until the VM is booted again.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,18 +85,18 @@ pub struct PciDeviceInfo {
     pub bdf: String,
 }
 
-/// Counters by device ID and name.
+/// Counters by device ID and counter name.
 pub type VmCounters = BTreeMap<String, BTreeMap<String, u64>>;
 
 /// New size of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmResize {
-    /// Wanted number of vCPUs, 1 to `max_vcpus`. In a booted VM, missing vCPUs are hot-plugged, and the guest is asked to release
-    /// the surplus vCPUs with the highest numbers.
+    /// Wanted number of vCPUs, 1 to `max_vcpus`. In a booted VM, missing vCPUs are hot-plugged, and the guest is asked to release the
+    /// surplus vCPUs with the highest numbers.
     pub desired_vcpus: Option<u32>,
-    /// Wanted bytes of RAM. The RAM of a booted VM can grow by up to `hotplug_size`, in steps of 128 MiB, but cannot shrink.
+    /// Wanted size of the RAM in bytes. The RAM of a booted VM can grow by up to `hotplug_size`, in steps of 128 MiB, but cannot shrink.
     pub desired_ram: Option<u64>,
-    /// Wanted bytes of the balloon, which the guest returns to the host. Must be 0 if the VM has no balloon.
+    /// Wanted size of the balloon in bytes. The guest returns this memory to the host. Must be 0 if the VM has no balloon.
     pub desired_balloon: Option<u64>,
 }
 
@@ -105,8 +105,8 @@ pub struct VmResize {
 pub struct VmResizeDisk {
     /// ID of the disk.
     pub id: String,
-    /// Wanted bytes, a multiple of the disk's block size. For a block device or a read-only disk, this must be the current size
-    /// of the image.
+    /// Wanted size in bytes, a multiple of the disk's block size. For a block device or a read-only disk, the wanted size must be the
+    /// current size of the image.
     pub desired_size: u64,
 }
 
@@ -133,11 +133,11 @@ pub struct IommuBounce {
     pub chunk_size: u64,
     /// True if chunks are huge pages of the host.
     pub hugepages: bool,
-    /// Bytes of window memory that the host has allocated, including memory kept in reserve.
+    /// Bytes of window memory that the host has allocated, including memory that is kept for later use.
     pub held_bytes: u64,
-    /// Windows of all domains, while the VM is booted.
+    /// Windows of all domains. Empty unless the VM is booted.
     pub windows: Vec<BounceWindow>,
-    /// Counters of the virtio-iommu by name, while the VM is booted. `vm.counters` uses the same names.
+    /// Counters of the virtio-iommu by name. Empty unless the VM is booted. `vm.counters` uses the same names.
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -147,7 +147,7 @@ pub struct IommuBounceReport {
     /// Limits and usage of the windows.
     #[serde(flatten)]
     pub bounce: IommuBounce,
-    /// Duration of requests, by kind, including the time that the host's IOMMU takes.
+    /// Duration of virtio-iommu requests, by kind of request. The duration includes calls to the host's IOMMU.
     pub request_latency: BTreeMap<String, Latency>,
     /// Duration of calls to the host's IOMMU, by kind of call. One in eight calls is timed.
     pub host_latency: BTreeMap<String, Latency>,
@@ -166,7 +166,7 @@ pub struct Latency {
     pub sum_ns: u64,
     /// Nanoseconds of the longest event.
     pub max_ns: u64,
-    /// Number of events by duration, shortest first. Empty buckets are omitted.
+    /// Buckets of events by duration, shortest first. Empty buckets are omitted.
     pub buckets: Vec<LatencyBucket>,
 }
 
@@ -182,7 +182,7 @@ pub struct LatencyBucket {
 /// Figures of a domain, counted since the domain was created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DomainFigures {
-    /// Domain ID, as the guest numbers it.
+    /// Domain ID that the guest chose.
     pub domain: u32,
     /// True if the domain's devices can access all RAM (bypass).
     pub bypass: bool,
@@ -196,11 +196,11 @@ pub struct DomainFigures {
     pub mapped_bytes: u64,
     /// Bytes of the domain's window.
     pub window_bytes: u64,
-    /// Requests for the domain, by kind.
+    /// Number of requests for the domain, by kind of request.
     pub requests: BTreeMap<String, u64>,
-    /// Requests that were not answered with OK, by kind.
+    /// Number of these requests that were not answered with OK, by kind of request.
     pub failed: BTreeMap<String, u64>,
-    /// Duration of the requests.
+    /// Duration of these requests.
     pub latency: Latency,
 }
 
@@ -223,18 +223,18 @@ pub struct EndpointFigures {
     /// Bytes that the host kernel has pinned for the device: the sum of `mapped_bytes` and `window_bytes`, or 0 if the device is not
     /// a host device.
     pub pinned_bytes: u64,
-    /// Requests that named the device, by kind: ATTACH, DETACH and PROBE.
+    /// Number of requests that named the device, by kind of request: ATTACH, DETACH and PROBE.
     pub requests: BTreeMap<String, u64>,
-    /// Requests that were not answered with OK, by kind.
+    /// Number of these requests that were not answered with OK, by kind of request.
     pub failed: BTreeMap<String, u64>,
-    /// Duration of the requests.
+    /// Duration of these requests.
     pub latency: Latency,
 }
 
 /// Bounce window of one domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BounceWindow {
-    /// Domain ID, as the guest numbers it.
+    /// Domain ID that the guest chose.
     pub domain: u32,
     /// Devices in the domain, by their PCI address in the guest.
     pub endpoints: Vec<String>,
@@ -248,7 +248,7 @@ pub struct BounceWindow {
     pub bytes: u64,
 }
 
-/// Change of the bounce windows' limits. Omitted fields keep their values.
+/// Change of the limits of bounce windows and of other mappings. Omitted fields keep their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IommuBounceChange {
     /// Maximum bytes of all windows together: a positive multiple of the chunk size, at most `max`.
@@ -259,8 +259,8 @@ pub struct IommuBounceChange {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
     pub threshold: Option<u32>,
-    /// Maximum bytes of RAM that the guest can map for devices, not counting the windows: a multiple of 4096, or 0 for no limit.
-    /// If more is mapped already, the mappings stay, and further MAP requests fail with NOMEM until the total is below the limit.
+    /// Maximum bytes of RAM that the guest can map for devices, not counting the windows: a multiple of 4096, or 0 for no limit. If
+    /// existing mappings exceed the limit, they stay, and further MAP requests fail with NOMEM until the mapped bytes are below the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(multiple_of = 4096)]
     pub max_mapped: Option<u64>,

@@ -11,7 +11,7 @@
 
 use serde_json::{Map, Value, json};
 
-/// Neutral value of a field: it requests no feature. Null is neutral too, in every field.
+/// Neutral value of an unsupported field, which requests no feature. In every field, null is neutral too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neutral {
     /// Only null.
@@ -26,12 +26,12 @@ pub enum Neutral {
     NoElements,
     /// An object without fields.
     NoFields,
-    /// An object that says that the console is off.
+    /// A console object with mode `Off`.
     ModeOff,
 }
 
 impl Neutral {
-    /// Returns the value that `vm.info` reports for the field, if clients may need one.
+    /// Returns the value that `vm.info` reports for the field, if clients may need this value.
     pub fn in_answers(self) -> Option<Value> {
         match self {
             Self::Null | Self::NoElements => None,
@@ -84,7 +84,7 @@ const fn encrypted(path: &'static str, neutral: Neutral) -> Unsupported {
 
 const IO: &str = "disks use io_uring, or plain system calls if the host kernel has no io_uring";
 
-/// All unsupported fields: fields of Cloud Hypervisor's document, and others that clients send.
+/// All unsupported fields: fields of Cloud Hypervisor's OpenAPI document, and other fields that its clients send.
 pub static UNSUPPORTED: &[Unsupported] = &[
     field("cpus.core_scheduling", Neutral::Text("Off"), "the host schedules vCPU threads like all other threads"),
     field("cpus.features", Neutral::NoFields, "the guest has all features of the host's CPU except AMX"),

@@ -42,7 +42,7 @@ macro_rules! define_vm_config {
                 #[serde(default, deserialize_with = "object::list_or_null")]
                 pub $list: Vec<$list_config>,
             )*
-            /// NUMA nodes. Without any, the guest has one node.
+            /// NUMA nodes. If the list is empty, the guest has one node.
             #[serde(default, deserialize_with = "object::list_or_null")]
             pub numa: Vec<NumaConfig>,
             /// Shares of the BAR address space for each PCI segment.
@@ -63,7 +63,8 @@ macro_rules! define_vm_config {
             /// True if the program may access only the host files that the configuration names (Landlock).
             #[serde(default)]
             pub landlock_enable: bool,
-            /// Files that the program may access in addition, such as files of devices that are added later.
+            /// Host files that the program may access in addition to the files of the configuration, such as files of devices that are
+            /// added later.
             #[serde(default, deserialize_with = "object::list_or_null")]
             pub landlock_rules: Vec<LandlockConfig>,
             /// True if the VM has a watchdog, which resets the guest if the guest stops reloading the watchdog's timer.
@@ -138,7 +139,7 @@ impl VmConfig {
         self.place_on_segments()?;
         self.check_slots()?;
         self.parts().try_for_each(|part| part.check_id())?;
-        // This rule holds only at creation, because devices can be added and removed while the VM runs.
+        // This rule applies only when the VM is created, because devices can be added and removed while the VM runs.
         ensure_in_terms(
             self.iommu_bounce.is_none() || self.has_use_for_windows(),
             IommuBounceConfig::OPTION,
@@ -292,8 +293,8 @@ impl VmConfig {
         Err(self.too_many(segment, is_behind, &format!("at most {most} devices{off} fit {}", where_to(place))))
     }
 
-    /// Returns the error that too many devices are on a segment. The error lists the number of devices of each kind. Its field is that of
-    /// the kind with the most devices.
+    /// Returns the error that too many devices are on a segment. The error lists the number of devices of each kind. The field of the error
+    /// is the field of the kind with the most devices.
     fn too_many(&self, segment: u16, is_behind: bool, rule: &str) -> ConfigError {
         let in_slots = self.parts().filter(|part| part.kind().takes_slot && part.pci_segment() == segment);
         let mut kinds: Vec<(Field, usize)> = Vec::new();
@@ -329,7 +330,7 @@ impl VmConfig {
             if let Some((field, value)) = earlier.iter().find_map(|other| part.same_as(*other)) {
                 return Err(ConfigError::conflict(
                     field,
-                    format!("{value} is given twice: every device needs its own"),
+                    format!("{value} is given twice: each device needs a different value"),
                 ));
             }
             if let Some(slot) = part.pci_device_id() {
@@ -381,7 +382,7 @@ fn way_behind_iommu(terms: Terms) -> String {
     }
 }
 
-/// Configuration that breaks none of the rules that can be checked without accessing the host. All defaults are filled in.
+/// Configuration that satisfies all rules that can be checked without accessing the host. All defaults are filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckedConfig(VmConfig);
 

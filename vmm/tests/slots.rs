@@ -54,9 +54,10 @@ fn devices_get_their_configured_slots_and_conflicts_fail() {
     let wanted = ["0000:00:02.0", "0000:00:03.0", "0000:00:04.0", "0000:00:1f.0"];
     assert_eq!(all(), wanted);
 
-    for (slot, rule) in
-        [(3, "3 is given twice: every device needs its own"), (4, "slot 4 on segment 0 is taken: choose another slot")]
-    {
+    for (slot, rule) in [
+        (3, "3 is given twice: each device needs a different value"),
+        (4, "slot 4 on segment 0 is taken: choose another slot"),
+    ] {
         let taken = call(dir, "PUT", "vm.add-disk", Some(&in_slot(disk(dir, "late"), slot)));
         assert_eq!(taken, (409, json!([format!("disks.pci_device_id: {rule}")])));
     }

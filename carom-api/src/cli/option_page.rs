@@ -28,7 +28,7 @@ how to use the options, and [how a value is written](guide.md#how-a-value-is-wri
 
 `CAROM_BLESS=1 cargo test -p carom-api option_page` generates this page from the source of `carom --help`.
 
-In the column *default*, `required` marks a part that must be given. `none` means that Carom does nothing if the part is not given.
+In the column *default*, `required` marks a part that must be given. `none` means that the part has no default value.
 Sizes take the suffixes K, M and G (powers of 1024).
 
 ";
@@ -37,9 +37,15 @@ Sizes take the suffixes K, M and G (powers of 1024).
 const PROGRAM_PARTS: &[(&str, &str, &str, &str, &str)] = &[
     ("--api-socket", "path", "FILE", "none", "Path of the unix socket. `FILE` without `path=` means the same."),
     ("--api-socket", "fd", "N", "none", "Descriptor of a listening unix socket, inherited from the parent."),
-    ("--event-monitor", "path", "FILE", "none", "File to which Carom writes."),
+    ("--event-monitor", "path", "FILE", "none", "File to which Carom writes events."),
     ("--event-monitor", "fd", "N", "none", "Inherited descriptor, open for writing."),
-    ("--crash-report", "path", "FILE", "none", "File to which Carom appends. `FILE` without `path=` means the same."),
+    (
+        "--crash-report",
+        "path",
+        "FILE",
+        "none",
+        "File to which Carom appends reports. `FILE` without `path=` means the same.",
+    ),
     ("--crash-report", "fd", "N", "none", "Inherited descriptor, open for writing."),
     ("--metrics", "tcp", "ADDRESS:PORT", "none", "Address and port to listen on."),
     (
@@ -47,7 +53,7 @@ const PROGRAM_PARTS: &[(&str, &str, &str, &str, &str)] = &[
         "fd",
         "N",
         "required",
-        "Number of the descriptor: of `/dev/kvm`, `/dev/iommu`, a VFIO device, a file, a pipe or a socket.",
+        "Number of the inherited descriptor, which refers to `/dev/kvm`, `/dev/iommu`, a VFIO device, a file, a pipe or a socket.",
     ),
 ];
 
@@ -56,10 +62,10 @@ const PROGRAM_PARTS: &[(&str, &str, &str, &str, &str)] = &[
 const RATE_PARTS: &[(&str, &str)] = &[
     ("bw_size", "Bytes that the device may transfer in each period of `bw_refill_time`."),
     ("bw_refill_time", "Length of the period of `bw_size` in milliseconds."),
-    ("bw_one_time_burst", "Bytes that the device may transfer once in addition."),
+    ("bw_one_time_burst", "Additional bytes that the device may transfer once."),
     ("ops_size", "Operations that the device may do in each period of `ops_refill_time`."),
     ("ops_refill_time", "Length of the period of `ops_size` in milliseconds."),
-    ("ops_one_time_burst", "Operations that the device may do once in addition."),
+    ("ops_one_time_burst", "Additional operations that the device may do once."),
 ];
 
 /// Parts whose field in the document has another name: option, part, field.
@@ -232,7 +238,7 @@ fn shown(value: Option<&Value>) -> String {
         None | Some(Value::Null) => "none".into(),
         Some(Value::Array(list)) if list.is_empty() => "none".into(),
         Some(Value::Bool(on)) => if *on { "`on`" } else { "`off`" }.into(),
-        Some(Value::String(text)) if text == "Unknown" => "detected".into(),
+        Some(Value::String(text)) if text == "Unknown" => "raw, after a check".into(),
         Some(Value::String(text)) => format!("`{}`", word(text)),
         Some(Value::Number(number)) => match number.as_u64() {
             Some(bytes) if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("`{}M`", bytes >> 20),

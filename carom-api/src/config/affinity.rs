@@ -43,7 +43,7 @@ impl VirtQueueAffinity {
     }
 }
 
-/// Checks the affinities of `count` items. `what` names an item in messages.
+/// Checks the affinities of `count` vCPUs or queues. `what` is `vCPU` or `queue`, for the text of an error.
 fn check<'a>(
     field: Field,
     what: &str,

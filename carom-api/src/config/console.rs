@@ -11,8 +11,8 @@ use crate::error::{ConfigError, ensure};
 use crate::field::Field;
 use crate::option_list::{OptionList, Special};
 
-/// Backend of a console: no console (`Off`), no backend (`Null`, which drops the output), standard input and output (`Tty`), a
-/// file (`File`), a pseudoterminal (`Pty`), or a unix socket (`Socket`).
+/// Backend of a console. With `Off`, the guest has no such console. `Null` drops the guest's output. The other modes connect the console to
+/// standard input and output (`Tty`), a file (`File`), a pseudoterminal (`Pty`), or a unix socket (`Socket`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum ConsoleMode {
     /// The guest has no such console.
@@ -36,9 +36,9 @@ pub struct ConsoleTarget<'c> {
     pub option: Field,
     /// Kind of backend.
     pub mode: ConsoleMode,
-    /// The file of [`ConsoleMode::File`].
+    /// Path of the file for [`ConsoleMode::File`].
     pub file: Option<&'c Path>,
-    /// The socket of [`ConsoleMode::Socket`].
+    /// Path of the socket for [`ConsoleMode::Socket`].
     pub socket: Option<&'c Path>,
 }
 
@@ -66,15 +66,16 @@ impl ConsoleTarget<'_> {
 }
 
 impl ConsoleMode {
-    /// Modes that are words on the command line. The other modes are keys with a path.
+    /// Modes that a word selects on the command line. Keys with a path, such as `file=PATH`, select the other modes.
     pub(crate) const WORDS: &'static [&'static str] = &["off", "null", "tty", "pty"];
-    /// On the command line, no key sets the field `mode`.
+    /// The option has no key for the field `mode`, because [`Self::set`] sets the field.
     pub(crate) const KEYS: Special = Special::By("mode", &[]);
 
-    /// Sets the mode of `option`, given as `off`, `null`, `tty`, `pty`, `file=PATH` or `socket=PATH`.
+    /// Sets `mode` in `list` to the mode that `option` selects: `off`, `null`, `tty`, `pty`, `file=PATH` or `socket=PATH`. `text` is the
+    /// value of `option`.
     ///
     /// # Errors
-    /// The option names no mode, or several.
+    /// The value selects no mode, or more than one mode.
     pub(crate) fn set(option: Field, list: &mut OptionList, text: &str) -> Result<(), ConfigError> {
         let words = Self::WORDS.iter().filter(|word| list.has(word));
         let keys = ["file", "socket"].iter().filter(|key| list.get(key).is_some());
@@ -88,7 +89,7 @@ impl ConsoleMode {
     }
 }
 
-/// Implements the common parts of a console configuration: its backend and its option.
+/// Implements the methods that all console configurations share: access to the backend, and parsing of the option.
 macro_rules! console_option {
     ($config:ident) => {
         impl $config {
@@ -119,7 +120,7 @@ pub(crate) use console_option;
 pub struct SerialConfig {
     /// Backend of the port.
     pub mode: ConsoleMode,
-    /// Path of the file for mode `File`. For mode `Pty`, answers report the path of the pseudoterminal here.
+    /// Path of the file for mode `File`. With mode `Pty`, `vm.info` reports the path of the pseudoterminal in this field.
     #[schema(value_type = Option<String>)]
     pub file: Option<PathBuf>,
     /// Path of the unix socket for mode `Socket`.
@@ -128,7 +129,7 @@ pub struct SerialConfig {
 }
 
 impl SerialConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--serial", "serial");
 
     /// Returns a configuration with this mode, without a file or socket.

@@ -28,10 +28,11 @@ pub struct CpusConfig {
     #[serde(default)]
     #[schema(maximum = 254)]
     pub max_vcpus: u32,
-    /// Grouping of all possible vCPUs. All of them must be cores of one package (`1:N:1:1` for N vCPUs). This is also the default.
+    /// Topology of all `max_vcpus` vCPUs. The only supported topology is the default: each vCPU is a core of the same package (`1:N:1:1`
+    /// for N vCPUs).
     #[serde(default, deserialize_with = "object::or_null")]
     pub topology: Option<CpuTopology>,
-    /// Maximum width of a guest-physical address in bits. The guest gets fewer bits if the host has fewer.
+    /// Maximum width of a guest-physical address in bits. The width is lower if the host supports fewer bits.
     #[serde(default = "default_max_phys_bits")]
     #[schema(minimum = 36, maximum = 52)]
     pub max_phys_bits: u8,
@@ -43,13 +44,13 @@ pub struct CpusConfig {
     pub affinity: Vec<CpuAffinity>,
 }
 
-/// Grouping of vCPUs.
+/// Topology of the vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CpuTopology {
     /// Must be 1.
     #[schema(minimum = 1, maximum = 1)]
     pub threads_per_core: u16,
-    /// Must be the maximum number of vCPUs.
+    /// Must be `max_vcpus`.
     #[schema(minimum = 1, maximum = 254)]
     pub cores_per_die: u16,
     /// Must be 1.
@@ -65,7 +66,7 @@ fn default_max_phys_bits() -> u8 {
 }
 
 impl CpusConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--cpus", "cpus");
     /// [`Self::boot_vcpus`].
     pub const BOOT: Field = Self::OPTION.keys("boot", "boot_vcpus");
@@ -78,7 +79,7 @@ impl CpusConfig {
         Self { boot_vcpus: count, max_vcpus: count, ..Self::default() }
     }
 
-    /// Fills in missing values whose default is another field.
+    /// Sets `max_vcpus` to its default, `boot_vcpus`, if `max_vcpus` is 0.
     pub(crate) fn complete(&mut self) {
         if self.max_vcpus == 0 {
             self.max_vcpus = self.boot_vcpus;

@@ -30,14 +30,14 @@ pub struct LandlockConfig {
 pub struct FileAccess {
     /// True if files may be read and directories listed.
     pub read: bool,
-    /// True if files may be written, and if files of a directory may be created and removed.
+    /// True if files may be written, created and removed.
     pub write: bool,
 }
 
 impl LandlockConfig {
     /// Field that turns Landlock on.
     pub const ENABLE: Field = Field::new("--landlock", "landlock_enable");
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--landlock-rules", "landlock_rules");
     keys! { PATH = "path", ACCESS = "access" }
 }

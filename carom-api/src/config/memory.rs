@@ -22,7 +22,7 @@ pub struct MemoryConfig {
     /// RAM size in bytes, a multiple of 2 MiB. Must be 0 if the RAM consists of zones.
     #[schema(minimum = 0, maximum = 549_755_813_888_u64, multiple_of = 2_097_152)]
     pub size: u64,
-    /// True if other processes can map the RAM (a memfd). Otherwise the RAM is private to this process.
+    /// True if the RAM is a memfd, which other processes can map. Otherwise the RAM is private to the VMM.
     #[serde(default)]
     pub shared: bool,
     /// True if the RAM consists of the host's reserved huge pages (hugetlb). The RAM is then always a memfd.
@@ -48,13 +48,13 @@ pub struct MemoryConfig {
     /// also allocates all memory when the VM is built.
     #[serde(default)]
     pub reserve: bool,
-    /// Zones that the RAM consists of. Each zone can have its own kind of memory.
+    /// Zones that the RAM consists of. Each zone has its own memory settings.
     #[serde(default, deserialize_with = "object::list_or_null")]
     pub zones: Vec<MemoryZoneConfig>,
 }
 
 impl MemoryConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--memory", "memory");
     keys! {
         SIZE = "size", SHARED = "shared", HUGEPAGE_SIZE = "hugepage_size", HOTPLUG_SIZE = "hotplug_size",
@@ -74,8 +74,8 @@ impl MemoryConfig {
         self.zones.iter().fold(self.size, |sum, zone| sum.saturating_add(zone.size))
     }
 
-    /// Returns a copy with `bytes` bytes of RAM at boot, which excludes hotplugged RAM. If the RAM consists of zones, the copy keeps the
-    /// sizes of all zones.
+    /// Returns a copy with `bytes` bytes of RAM at boot, without hot-plugged RAM. If the RAM consists of zones, the copy keeps the sizes of
+    /// all zones.
     pub fn booted_with(&self, bytes: u64) -> Self {
         let size = if self.zones.is_empty() { bytes } else { self.size };
         Self { size, ..self.clone() }

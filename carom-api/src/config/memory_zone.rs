@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory zones: parts of the guest's RAM, each with its own kind of memory.
+//! Memory zones: parts of the guest's RAM, each with its own memory settings.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -21,12 +21,13 @@ pub struct MemoryZoneConfig {
     /// Size in bytes, a multiple of 2 MiB.
     #[schema(minimum = 2_097_152, maximum = 549_755_813_888_u64, multiple_of = 2_097_152)]
     pub size: u64,
-    /// File that backs the zone, at least as long as the zone. If the path is a directory, the VMM creates an unnamed file in it.
+    /// File that backs the zone, at least as long as the zone. If the path is a directory, the VMM creates an unnamed file in this
+    /// directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub file: Option<PathBuf>,
-    /// True if other processes can map the zone. If the zone has a file, the guest's writes then change the file. If false, the guest's
-    /// writes are private to this process.
+    /// True if other processes can map the zone. If the zone has a file, the guest's writes then change the file. If `shared` is false, the
+    /// guest's writes are private to the VMM.
     #[serde(default)]
     pub shared: bool,
     /// True if the zone consists of the host's reserved huge pages (hugetlb). The zone is then always a memfd.
@@ -52,7 +53,7 @@ pub struct MemoryZoneConfig {
 }
 
 impl MemoryZoneConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--memory-zone", "memory.zones");
     keys! {
         ID = "id", SIZE = "size", FILE = "file", HUGEPAGES = "hugepages", HUGEPAGE_SIZE = "hugepage_size",

@@ -30,8 +30,8 @@ pub struct NumaConfig {
     /// Numbers of the node's vCPUs.
     #[serde(default, deserialize_with = "or_default")]
     pub cpus: Vec<u32>,
-    /// Distances to other nodes, 11 to 255. If only one of two nodes names a distance, the distance applies in both directions. The default
-    /// distance is 20.
+    /// Distances to other nodes, 11 to 255. If only one of two nodes lists a distance to the other node, the distance applies in both
+    /// directions. The default distance is 20.
     #[serde(default, deserialize_with = "object::list_or_null")]
     pub distances: Vec<NumaDistance>,
     /// Names of the zones that hold the node's RAM.
@@ -52,7 +52,7 @@ pub struct NumaDistance {
     pub distance: u8,
 }
 
-/// Items that already belong to a node, with the number of the node.
+/// vCPUs, zones or segments that already belong to a node, each with the number of its node.
 struct Owners<T>(BTreeMap<T, u32>);
 
 impl<T: Ord + Clone + Display> Owners<T> {
@@ -68,7 +68,7 @@ impl<T: Ord + Clone + Display> Owners<T> {
 }
 
 impl NumaConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--numa", "numa");
     keys! {
         ID = "guest_numa_id", CPUS = "cpus", DISTANCES = "distances", MEMORY_ZONES = "memory_zones",

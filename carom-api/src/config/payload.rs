@@ -40,12 +40,12 @@ impl PayloadConfig {
     /// [`Self::cmdline`].
     pub const CMDLINE: Field = Field::new("--cmdline", "payload").keys("", "cmdline");
 
-    /// Returns a payload of a kernel alone.
+    /// Returns a payload that consists only of a kernel.
     pub fn of_kernel(path: impl Into<PathBuf>) -> Self {
         Self { kernel: Some(path.into()), ..Self::default() }
     }
 
-    /// Returns a payload of firmware alone.
+    /// Returns a payload that consists only of firmware.
     pub fn of_firmware(path: impl Into<PathBuf>) -> Self {
         Self { firmware: Some(path.into()), ..Self::default() }
     }
@@ -53,7 +53,8 @@ impl PayloadConfig {
     /// Checks all rules that do not require opening files.
     ///
     /// # Errors
-    /// Kernel and firmware are both missing, firmware is combined with a field of a kernel, or the command line is too long.
+    /// Kernel and firmware are both missing, firmware is combined with a kernel, initramfs or command line, or the command line is too
+    /// long.
     pub fn check(&self) -> Result<(), ConfigError> {
         ensure_in_terms(self.firmware.is_some() || self.kernel.is_some(), Self::KERNEL, |terms| {
             format!("is required unless {} is given", Self::FIRMWARE.name(terms))

@@ -11,27 +11,27 @@ use crate::field::Field;
 use crate::left_out::number;
 use crate::option_list::from_option;
 
-/// Share of the BAR address space for one PCI segment. The address space is divided in proportion to the weights of all segments.
+/// Share of the BAR address space for one PCI segment. The address space is divided among all segments, in proportion to their weights.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PciSegmentConfig {
     /// Number of the segment.
     #[schema(maximum = 15)]
     pub pci_segment: u16,
-    /// Weight of the segment's share of the addresses below 4 GiB, 1 to 1024.
+    /// Weight of the segment for BAR addresses below 4 GiB, 1 to 1024.
     #[serde(default = "number::<1, _>")]
     #[schema(minimum = 1, maximum = 1024)]
     pub mmio32_aperture_weight: u32,
-    /// Weight of the segment's share of the addresses above 4 GiB, 1 to 1024.
+    /// Weight of the segment for BAR addresses above 4 GiB, 1 to 1024.
     #[serde(default = "number::<1, _>")]
     #[schema(minimum = 1, maximum = 1024)]
     pub mmio64_aperture_weight: u32,
 }
 
-/// Maximum weight. Even with the smallest possible share, the BARs of a few devices fit below 4 GiB.
+/// Maximum weight. With this maximum, even the smallest possible share below 4 GiB has room for the BARs of a few devices.
 const MAX_WEIGHT: u32 = 1024;
 
 impl PciSegmentConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--pci-segment", "pci_segments");
     /// [`Self::pci_segment`].
     pub const PCI_SEGMENT: Field = Self::OPTION.key("pci_segment");

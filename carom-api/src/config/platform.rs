@@ -58,7 +58,7 @@ pub struct PlatformConfig {
     pub system_family: Option<String>,
     /// Asset tag of the chassis in the SMBIOS tables.
     pub chassis_asset_tag: Option<String>,
-    /// OEM strings in the SMBIOS tables, for the guest's own use. Maximum 255.
+    /// OEM strings in the SMBIOS tables, for the guest's own use. At most 255 strings.
     #[serde(default)]
     #[schema(max_items = 255)]
     pub oem_strings: Vec<String>,
@@ -84,7 +84,7 @@ pub enum IommuPoll {
 }
 
 impl PlatformConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--platform", "platform");
     keys! {
         IOMMUFD = "iommufd", OEM_STRINGS = "oem_strings", NUM_PCI_SEGMENTS = "num_pci_segments",
@@ -98,7 +98,7 @@ impl PlatformConfig {
     /// [`Self::iommu_address_width_bits`].
     pub const IOMMU_ADDRESS_WIDTH: Field = Self::OPTION.keys("iommu_address_width", "iommu_address_width_bits");
 
-    /// Returns the fields that hold a single SMBIOS string, with the keys of these fields.
+    /// Returns all fields that hold one SMBIOS string, each with its key.
     fn smbios_strings(&self) -> [(&'static str, &Option<String>); 10] {
         [
             ("system_manufacturer", &self.system_manufacturer),
@@ -114,12 +114,12 @@ impl PlatformConfig {
         ]
     }
 
-    /// Returns the serial number, given by its new or old name.
+    /// Returns `system_serial_number`, or `serial_number` if only the older field is set.
     pub fn serial(&self) -> Option<&str> {
         self.system_serial_number.as_deref().or(self.serial_number.as_deref())
     }
 
-    /// Returns the UUID, given by its new or old name. `None` if the UUID is missing or malformed.
+    /// Returns `system_uuid`, or `uuid` if only the older field is set. `None` if the UUID is missing or malformed.
     pub fn uuid(&self) -> Option<Uuid> {
         self.system_uuid.as_deref().or(self.uuid.as_deref()).and_then(|uuid| uuid.parse().ok())
     }
@@ -154,7 +154,7 @@ impl PlatformConfig {
             let agree = new.is_none() || old.is_none() || new == old;
             ensure_in_terms(agree, Self::OPTION.key(key), |terms| {
                 format!(
-                    "differs from {}, an older name of the same field: give only one of the two",
+                    "differs from {}, an older name of this field: leave one out",
                     Self::OPTION.key(old_key).name(terms)
                 )
             })?;
@@ -194,7 +194,7 @@ impl PlatformConfig {
         Ok(())
     }
 
-    /// Checks that the segment named by `field` exists.
+    /// Checks that `segment`, the value of `field`, exists.
     ///
     /// # Errors
     /// The segment does not exist.

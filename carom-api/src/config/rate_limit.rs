@@ -15,10 +15,11 @@ use crate::option_list::{OptionList, Special};
 /// Maximum refill time of a bucket in ms.
 const MAX_REFILL_TIME: u64 = u32::MAX as u64;
 
-/// Token bucket that holds `size` tokens and refills completely in each `refill_time`. If either value is 0, there is no limit.
+/// Token bucket with a capacity of `size` tokens. An empty bucket is full again after `refill_time`. If `size` or `refill_time` is 0, the
+/// bucket sets no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenBucket {
-    /// Capacity in tokens: bytes, or requests.
+    /// Capacity in tokens. A token stands for one byte, request or packet.
     pub size: u64,
     /// Additional tokens at the start, which are never refilled.
     pub one_time_burst: Option<u64>,
@@ -27,7 +28,7 @@ pub struct TokenBucket {
     pub refill_time: u64,
 }
 
-/// Rate limit.
+/// Limits on the rate of bytes, and on the rate of requests or packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RateLimiterConfig {
     /// Limit on bytes.
@@ -38,7 +39,7 @@ pub struct RateLimiterConfig {
     pub ops: Option<TokenBucket>,
 }
 
-/// Keys of a rate limit, the same for all options.
+/// Keys of a rate limit, which all options share.
 const RATE_KEYS: [&str; 6] =
     ["bw_size", "bw_one_time_burst", "bw_refill_time", "ops_size", "ops_one_time_burst", "ops_refill_time"];
 
@@ -103,7 +104,7 @@ pub struct RateLimitGroupConfig {
 }
 
 impl RateLimitGroupConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--rate-limit-group", "rate_limit_groups");
     /// [`Self::id`].
     pub const ID: Field = Self::OPTION.key("id");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Neutral values in the document: null for every optional field, and the neutral value of each Cloud Hypervisor
-//! field that Carom does not support.
+//! Neutral values in the OpenAPI document: null for every optional field, and the neutral value of each Cloud Hypervisor field that Carom
+//! does not support.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ type Schemas = BTreeMap<String, RefOr<Schema>>;
 /// Prefix of references to schemas.
 const PREFIX: &str = "#/components/schemas/";
 
-/// Completes the schema `root` of the configuration, and all schemas that it refers to.
+/// Adds neutral values to the schema `root` of the configuration, and to all schemas that `root` refers to.
 pub(super) fn complete(schemas: &mut Schemas, root: &str) {
     let mut names = BTreeSet::new();
     collect(schemas, root, &mut names);
@@ -50,7 +50,7 @@ fn object<'s>(schemas: &'s mut Schemas, name: &str) -> Option<&'s mut Object> {
     }
 }
 
-/// Returns the name of the schema that a property refers to, directly, as an option or as a list.
+/// Returns the name of the schema that a property refers to. The property is a reference, an optional reference or a list of references.
 fn referred(property: &RefOr<Schema>) -> Option<String> {
     match property {
         RefOr::Ref(reference) => reference.ref_location.strip_prefix(PREFIX).map(String::from),
@@ -98,7 +98,7 @@ fn add(schemas: &mut Schemas, root: &str, field: &Unsupported) {
     while let Some((head, rest)) = path.split_once('.') {
         let property = object(schemas, &name).and_then(|object| object.properties.get_mut(head));
         match property {
-            // Object that an earlier call added.
+            // An earlier call added this object.
             Some(RefOr::T(Schema::Object(within))) => {
                 within.properties.entry(rest.into()).or_insert_with(|| RefOr::T(schema(field)));
                 return;

@@ -23,18 +23,18 @@ device_config! {
         /// True if the guest also reports its free pages, which the host then reclaims.
         #[serde(default)]
         pub free_page_reporting: bool,
-        /// Must be false: balloon drivers pass untranslated addresses.
+        /// Must be false: balloon drivers pass addresses that the virtio-iommu does not translate.
         #[serde(default)]
         pub iommu: bool,
     }
 }
 
 impl BalloonConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--balloon", "balloon");
     keys! { SIZE = "size", IOMMU = "iommu" }
 
-    /// The kind.
+    /// Registry entry of this kind of device.
     pub const KIND: Kind = Kind {
         value: "size=SIZE,…",
         help: "Balloon, which lets the guest return RAM to the host",

@@ -112,7 +112,7 @@ fn is_empty(path: &Path) -> bool {
 }
 
 impl DiskConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--disk", "disks");
     keys! {
         PATH = "path", VHOST_USER = "vhost_user", READONLY = "readonly", IOMMU = "iommu", DIRECT = "direct",
@@ -125,7 +125,7 @@ impl DiskConfig {
     pub const VHOST_SOCKET: Field = Self::OPTION.keys("socket", "vhost_socket");
     /// [`Self::rate_limiter_config`].
     pub const RATE_LIMIT: Field = Self::OPTION.keys("", "rate_limiter_config");
-    /// The kind.
+    /// Registry entry of this kind of device.
     pub const KIND: Kind = Kind {
         value: "path=FILE,…",
         help: "Disk",

@@ -14,7 +14,7 @@ device_config! {
     pub struct ConsoleConfig {
         /// Backend of the console. With `Off`, the VM has no such device.
         pub mode: ConsoleMode,
-        /// Path of the file for mode `File`. For mode `Pty`, answers report the path of the pseudoterminal here.
+        /// Path of the file for mode `File`. With mode `Pty`, `vm.info` reports the path of the pseudoterminal in this field.
         #[schema(value_type = Option<String>)]
         pub file: Option<PathBuf>,
         /// Path of the unix socket for mode `Socket`.
@@ -27,10 +27,10 @@ device_config! {
 }
 
 impl ConsoleConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--console", "console");
 
-    /// The kind.
+    /// Registry entry of this kind of device.
     pub const KIND: Kind = Kind {
         value: "MODE,…",
         help: "Paravirtual console hvc0 (default: off, or tty if the program is called cloud-hypervisor)",

@@ -41,11 +41,11 @@ device_config! {
 }
 
 impl FsConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--fs", "fs");
     keys! { TAG = "tag", SOCKET = "socket", NUM_QUEUES = "num_queues", QUEUE_SIZE = "queue_size", IOMMU = "iommu" }
 
-    /// The kind.
+    /// Registry entry of this kind of device.
     pub const KIND: Kind = Kind {
         value: "tag=NAME,socket=FILE,…",
         help: "File system of the host, shared by a vhost-user server such as virtiofsd",

@@ -11,7 +11,7 @@ pub enum HostFile<'p> {
     Read(&'p Path),
     /// File that is read and written.
     ReadWrite(&'p Path),
-    /// Socket that the VMM creates. Also stands for the sockets in the same directory whose names begin with the name of this socket.
+    /// Socket that the VMM creates, and all sockets in the same directory whose names begin with the name of this socket.
     Socket(&'p Path),
     /// Tap interface (`/dev/net/tun`), or the macvtap interface of this name (`/dev/tapN`).
     Interface(Option<&'p str>),

@@ -64,14 +64,14 @@ fn default_size() -> u64 {
 }
 
 impl IommuBounceConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--iommu-bounce", "iommu_bounce");
     keys! { SIZE = "size", MAX = "max", MAX_MAPPED = "max_mapped" }
 
     /// ID of the virtio-iommu.
     pub const ID: &'static str = "_iommu";
 
-    /// The kind.
+    /// Registry entry of this kind of device.
     pub const KIND: Kind = Kind {
         value: "size=SIZE,…",
         help: "Bounce windows of the virtio-iommu",
@@ -90,7 +90,7 @@ impl IommuBounceConfig {
         self.size != 0 || self.max != 0
     }
 
-    /// Returns the broken rule if `bytes` is not a valid [`max_mapped`](Self::max_mapped).
+    /// Returns the text of an error if `bytes` is not a valid [`max_mapped`](Self::max_mapped).
     pub(crate) fn mapped_rule(bytes: u64) -> Option<String> {
         let most = i64::MAX.cast_unsigned();
         let fits = bytes != 0 && bytes.is_multiple_of(PAGE_SIZE) && bytes <= most;

@@ -3,8 +3,8 @@
 //! Registry of the kinds of devices that a VM may have.
 //!
 //! A [`Kind`] describes the option and the JSON field of a device, and how a device is added to a running VM. The command line,
-//! [`VmConfig`](crate::VmConfig), operations, OpenAPI document and client verbs are all generated from [`KINDS`]. A new kind
-//! needs a file here, a line in `for_each_kind`, and a builder in the VMM.
+//! [`VmConfig`](crate::VmConfig), operations, OpenAPI document and client verbs are all generated from [`KINDS`]. A new kind needs a file
+//! in this directory, a line in `for_each_kind`, and a builder in the VMM.
 
 mod balloon;
 mod block;
@@ -207,7 +207,7 @@ impl Kind {
     /// Parses the body of the operation that adds a device.
     ///
     /// # Errors
-    /// One line in JSON terms: the body does not describe a device of this kind, or breaks a rule.
+    /// One line, which names fields as in JSON: the body does not describe a device of this kind, or breaks a rule.
     pub fn read(&self, body: &[u8]) -> Result<PartConfig, String> {
         let part = (self.read)(body)?;
         part.check_id().map_err(|error| error.explain(Terms::Json))?;
@@ -245,7 +245,7 @@ pub trait KindConfig {
     /// Returns the device's name in logs and the API. `None` until a name is assigned.
     fn id(&self) -> Option<&str>;
 
-    /// Assigns a name. Kinds with a fixed name ignore it.
+    /// Assigns a name. A kind with a fixed name ignores the call.
     fn set_id(&mut self, id: String);
 
     /// True if the device is behind the virtio-iommu.

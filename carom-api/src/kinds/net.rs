@@ -80,7 +80,7 @@ device_config! {
         /// True if TCP segmentation offload is on: guest and host exchange several TCP segments as one packet.
         #[serde(default = "yes")]
         pub offload_tso: bool,
-        /// True if UDP segmentation offload is on. Has no effect if the host kernel does not support it.
+        /// True if UDP segmentation offload is on. Has no effect if the host kernel does not support this offload.
         #[serde(default = "yes")]
         pub offload_ufo: bool,
         /// True if checksum offload is on: guest and host may leave checksums to the other side.
@@ -112,7 +112,7 @@ device_config! {
 }
 
 impl NetConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--net", "net");
     keys! {
         TAP = "tap", IP = "ip", MASK = "mask", MAC = "mac", HOST_MAC = "host_mac", MTU = "mtu",
@@ -127,7 +127,7 @@ impl NetConfig {
     /// Descriptors of the interface.
     pub const FD: Field = Self::OPTION.keys("fd", "fds");
 
-    /// The kind.
+    /// Registry entry of this kind of device.
     pub const KIND: Kind = Kind {
         value: "tap=NAME,…",
         help: "Network device",
@@ -194,7 +194,7 @@ impl NetConfig {
         let Some(ip) = self.ip else { return Err(ConfigError::new(Self::MASK, "is only valid with ip")) };
         ensure(ip.is_ipv6() == mask.is_ipv6(), Self::MASK, || {
             let family = if ip.is_ipv6() { "IPv6" } else { "IPv4" };
-            format!("{mask} is of another family than ip: an {family} address needs an {family} mask")
+            format!("{mask} has a different address family than ip: an {family} address needs an {family} mask")
         })?;
         let is_prefix = prefix_length(mask).is_some();
         ensure(is_prefix, Self::MASK, || "is not a network mask: its set bits must be contiguous from the left")
@@ -257,7 +257,7 @@ impl KindConfig for NetConfig {
         if self.vhost_user { Some(Self::VHOST_SOCKET) } else { tap }
     }
 
-    /// Generates the MAC address here, so that it stays the same from one boot to the next.
+    /// Generates a missing MAC address now, so that every boot of the VM uses the same address.
     fn complete(&mut self) {
         self.mac.get_or_insert_with(MacAddress::random);
     }

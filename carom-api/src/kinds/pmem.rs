@@ -36,11 +36,11 @@ device_config! {
 }
 
 impl PmemConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--pmem", "pmem");
     keys! { FILE = "file", SIZE = "size", DISCARD_WRITES = "discard_writes" }
 
-    /// The kind.
+    /// Registry entry of this kind of device.
     pub const KIND: Kind = Kind {
         value: "file=FILE,…",
         help: "Host file as persistent memory of the guest",

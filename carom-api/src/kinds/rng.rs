@@ -29,12 +29,12 @@ fn default_source() -> PathBuf {
 }
 
 impl RngConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--rng", "rng");
     /// [`Self::src`].
     pub const SRC: Field = Self::OPTION.key("src");
 
-    /// The kind.
+    /// Registry entry of this kind of device.
     pub const KIND: Kind = Kind {
         value: "src=FILE,…",
         help: "Random bytes from the host",

@@ -28,8 +28,7 @@ macro_rules! device_config {
 }
 pub(super) use device_config;
 
-/// Implements the methods of [`KindConfig`](super::KindConfig) that only return fields of [`device_config`], or the field
-/// `iommu`.
+/// Implements the methods of [`KindConfig`](super::KindConfig) that only read or set the fields of [`device_config`] and the field `iommu`.
 macro_rules! usual_methods {
     () => {
         fn kind(&self) -> &'static $crate::kinds::Kind {

@@ -22,11 +22,11 @@ device_config! {
 }
 
 impl DeviceConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--device", "devices");
     keys! { PATH = "path", IOMMU = "iommu" }
 
-    /// The kind.
+    /// Registry entry of this kind of device.
     pub const KIND: Kind = Kind {
         value: "path=DIR,…",
         help: "PCI device to pass through, bound to vfio-pci",

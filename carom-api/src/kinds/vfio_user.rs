@@ -24,11 +24,11 @@ device_config! {
 }
 
 impl UserDeviceConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--user-device", "user_devices");
     keys! { SOCKET = "socket", IOMMU = "iommu" }
 
-    /// The kind.
+    /// Registry entry of this kind of device.
     pub const KIND: Kind = Kind {
         value: "socket=FILE,…",
         help: "PCI device that another process emulates, a vfio-user server",

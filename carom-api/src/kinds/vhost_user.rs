@@ -48,7 +48,8 @@ pub(super) fn check_memory(field: Field, memory: &MemoryConfig) -> Result<(), Co
 /// Keys for the server's socket.
 pub(super) const SOCKET_KEYS: Special = Special::By("vhost_socket", &["socket", "vhost_socket"]);
 
-/// Returns the server's socket: `socket` as on Cloud Hypervisor's command line, or `vhost_socket` as in Cloud Hypervisor's API.
+/// Returns the path of the server's socket. The key is `socket`, as on Cloud Hypervisor's command line, or `vhost_socket`, as in Cloud
+/// Hypervisor's API.
 ///
 /// # Errors
 /// Both keys are given.

@@ -32,11 +32,11 @@ device_config! {
 }
 
 impl VsockConfig {
-    /// The option.
+    /// Option and JSON field of this configuration.
     pub const OPTION: Field = Field::new("--vsock", "vsock");
     keys! { CID = "cid", SOCKET = "socket" }
 
-    /// The kind.
+    /// Registry entry of this kind of device.
     pub const KIND: Kind = Kind {
         value: "cid=N,socket=FILE,…",
         help: "Sockets between guest and host",

@@ -33,14 +33,14 @@ use crate::size::parse_size;
 
 /// Type that can be parsed from an option value.
 pub(crate) trait FromOption: DeserializeOwned {
-    /// Option of the type.
+    /// Option from whose value the type is parsed.
     const OPTION: Field;
     /// Words that may appear among the keys, without a value.
     const WORDS: &'static [&'static str] = &[];
     /// Differences between the option and the fields of the type.
     const SPECIAL: &'static [Special] = &[];
 
-    /// Adds defaults to the parsed `text` before the fields are read.
+    /// Adds defaults to `list` before the fields are read. `list` is the parsed `text`.
     ///
     /// # Errors
     /// A rule does not hold.
@@ -67,9 +67,9 @@ pub(crate) enum Special {
     By(&'static str, &'static [&'static str]),
     /// The field is a number without a size suffix.
     Number(&'static str),
-    /// Words that stand for variants of the enum.
+    /// Words of the option that stand for variants of the field's enum.
     Words(&'static str, &'static [(&'static str, &'static str)]),
-    /// Error text for a malformed value.
+    /// Function that returns the error text for a malformed value.
     Rule(&'static str, fn(&str) -> String),
 }
 
@@ -277,7 +277,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Forwards to [`Reader::number`].
+/// Implements the deserialization of integers with [`Reader::number`].
 macro_rules! numbers {
     ($($deserialize:ident $visit:ident,)*) => {
         $(
@@ -346,7 +346,8 @@ impl<'de> IntoDeserializer<'de, ConfigError> for Reader<'_> {
     }
 }
 
-/// Reader for the elements of a list. It parses all numbers at once, because `2-4` stands for three numbers.
+/// Reader for the elements of a list. With the first number, the reader parses all numbers of the list, because `2-4` stands for three
+/// numbers.
 struct Elements<'a> {
     list: Reader<'a>,
     /// True if the value is in brackets.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Syntax of option values: commas, brackets and double quotes. It matches Cloud Hypervisor's parser
-//! (`option_parser/src/lib.rs`).
+//! Syntax of option values: commas, brackets and double quotes. The syntax matches Cloud Hypervisor's parser (`option_parser/src/lib.rs`).
 //!
 //! A comma separates two parts, except in brackets or double quotes. Double quotes must enclose a complete value, or a complete
 //! element of a list. Within double quotes, two double quotes stand for one.
@@ -110,7 +109,7 @@ pub(super) fn unquoted(text: &str) -> Result<String, Malformed> {
                 plain.push('"');
             }
             '"' => {
-                // The character next to the quotes: before the opening quote, or after the closing quote.
+                // `outside` is the character before an opening quote, or after a closing quote.
                 let (outside, marks) = if quoted { (next, [']', ',', '@']) } else { (before, ['[', ',', '@']) };
                 let at_mark = |c: char| marks.contains(&c) || c.is_whitespace();
                 if outside.is_some_and(|c| lists == 0 || !at_mark(c)) {

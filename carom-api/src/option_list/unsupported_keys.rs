@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Option keys of Cloud Hypervisor that Carom does not support. As in the API, the neutral value is accepted.
+//! Option keys of Cloud Hypervisor that Carom does not support. Carom accepts such a key with its neutral value, as in the API.
 
 use crate::error::{ConfigError, one_line};
 use crate::field::Field;

@@ -179,7 +179,7 @@ fn card_with_a_client_descriptor_is_restored_with_another() {
     let wanted = json!({"source_url": url, "net_fds": [{"id": "card", "num_fds": 1, "fds": [9]}], "resume": true});
     let (status, message) = restore(wanted.clone(), &[]);
     assert!(
-        status == 400 && message.contains("net_fds: no descriptors came with the request for 'card'"),
+        status == 400 && message.contains("net_fds: the request has no descriptors for 'card'"),
         "{status}: {message}"
     );
     let (status, message) = restore(wanted.clone(), &[&null, &null]);
