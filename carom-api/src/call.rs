@@ -48,7 +48,7 @@ pub enum Call {
     Bounce,
     /// Change the budget and threshold of the bounce windows, or the mapping limit.
     TuneBounce(IommuBounceChange),
-    /// Return the figures that `/metrics` reports.
+    /// Return the values that `/metrics` reports.
     Figures,
     /// End the VMM.
     ShutdownVmm,

@@ -45,7 +45,7 @@ pub struct Cli {
     /// client creates the VM
     #[arg(long, value_name = "FILE", group = PAYLOAD, required_unless_present_any = ["api_socket", "restore", "firmware"])]
     kernel: Option<PathBuf>,
-    /// Firmware instead of a kernel, to boot from a disk: an ELF image with a PVH entry point, such as EDK2's CLOUDHV.fd
+    /// Firmware that boots the guest from a disk, instead of a kernel: an ELF image with a PVH entry point, such as EDK2's CLOUDHV.fd
     #[arg(long, value_name = "FILE", group = PAYLOAD)]
     firmware: Option<PathBuf>,
     /// Initial RAM file system
@@ -63,7 +63,8 @@ pub struct Cli {
     #[arg(long, value_name = "size=SIZE,…", requires = PAYLOAD)]
     memory: Option<MemoryConfig>,
     /// Memory zone: id=NAME,size=SIZE[,file=PATH][,shared=on|off][,hugepages=on|off] [,hugepage_size=2M|1G][,host_numa_node=N]
-    /// [,prefault=on|off][,reserve=on|off][,mergeable=on|off]. All RAM then consists of zones, and --memory must have size=0. Can be given several times
+    /// [,prefault=on|off][,reserve=on|off][,mergeable=on|off]. With this option, all RAM consists of zones, and --memory must have size=0.
+    /// Can be given several times
     #[arg(long, value_name = "id=NAME,size=SIZE,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     memory_zone: Vec<MemoryZoneConfig>,
     /// NUMA node of the guest, made of memory zones: guest_numa_id=N[,cpus=LIST][,memory_zones=LIST] [,distances=[NODE@DISTANCE,…]]
@@ -83,7 +84,7 @@ pub struct Cli {
     /// pci_segment=N[,mmio32_aperture_weight=N] [,mmio64_aperture_weight=N]. Can be given several times
     #[arg(long, value_name = "pci_segment=N,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     pci_segment: Vec<PciSegmentConfig>,
-    /// Rate limit shared by all disks whose rate_limit_group names it: id=NAME[,bw_size=BYTES,bw_refill_time=MS]
+    /// Rate limit group, whose disks share one limit: id=NAME[,bw_size=BYTES,bw_refill_time=MS]
     /// [,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS] [,ops_one_time_burst=N]. Can be given several times
     #[arg(long, value_name = "id=NAME,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     rate_limit_group: Vec<RateLimitGroupConfig>,
@@ -98,7 +99,7 @@ pub struct Cli {
     watchdog: bool,
     /// Snapshot to restore a VM from: source_url=file:///PATH[,prefault=on|off][,resume=on|off]. The VM is paused unless resume is on
     #[arg(long, value_name = "source_url=file:///PATH,…",
-        // List each option, not only PAYLOAD: with a conflict with PAYLOAD alone, clap would not enforce `requires = PAYLOAD`.
+        // List each option, not only PAYLOAD: if --restore conflicted only with PAYLOAD, clap would not enforce `requires = PAYLOAD`.
         conflicts_with_all = [PAYLOAD, "initramfs", "cmdline", "cpus", "memory", "memory_zone", "numa", "platform", "pci_segment", "rate_limit_group", "serial", "pvpanic", "watchdog"]
     )]
     restore: Option<RestoreConfig>,
@@ -214,7 +215,7 @@ where
     })?;
     let mistake = |error: ConfigError| CliOutcome::Mistake(error.to_string());
     if cli.restore.is_some() && !cli.parts.0.is_empty() {
-        let rule = "cannot be combined with options of devices (such as --disk or --iommu-bounce): leave them out, because the VM gets its saved devices";
+        let rule = "cannot be combined with options of devices (such as --disk or --iommu-bounce): leave these options out, because the VM gets its saved devices";
         return Err(mistake(ConfigError::new(RestoreConfig::OPTION, rule)));
     }
     let has_vm = cli.kernel.is_some() || cli.firmware.is_some() || cli.restore.is_some();
@@ -282,7 +283,7 @@ where
     })
 }
 
-/// Parses the command line. Help, version and errors name the program `program`.
+/// Parses the command line. Help, version and errors use the name of `program`.
 fn read(program: Program, arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
     let command = Cli::command().name(program.name()).version(program.printed_version());
     let mut command = command.bin_name(program.name());
@@ -311,7 +312,7 @@ fn default_console(program: Program) -> ConsoleConfig {
     })
 }
 
-/// Converts an error of clap to one line: the first paragraph without the prefix `error:`, and a tip or a reference to `--help`. A
+/// Converts an error of clap to one line: the first paragraph without the prefix `error:`, followed by a tip or a reference to `--help`. A
 /// [`ConfigError`] is returned unchanged, because its text already names the option.
 pub fn one_line(error: &clap::Error, program: &str) -> String {
     if let Some(error) = std::error::Error::source(error).and_then(|source| source.downcast_ref::<ConfigError>()) {

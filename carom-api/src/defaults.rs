@@ -19,7 +19,7 @@ pub struct VmDefaults {
 }
 
 impl VmDefaults {
-    /// `--all-behind-iommu`.
+    /// Option `--all-behind-iommu`.
     pub const ALL_BEHIND_IOMMU: Field = Field::only("--all-behind-iommu");
     /// Environment variable with the value of `--iommu-bounce`. The variable is used if `--api-socket` is given without `--iommu-bounce`.
     pub const BOUNCE_VARIABLE: &'static str = "CAROM_IOMMU_BOUNCE";
@@ -29,7 +29,7 @@ impl VmDefaults {
     /// Fills in missing defaults from the environment, and checks all defaults. The command line takes precedence.
     ///
     /// # Errors
-    /// A variable has a value that its option would reject, or a rule does not hold.
+    /// A variable has a value that its option would reject, or a default breaks a rule.
     pub(crate) fn complete(&mut self, variable: impl Fn(&str) -> Option<String>) -> Result<(), ConfigError> {
         if let (None, Some(text)) = (&self.iommu_bounce, variable(Self::BOUNCE_VARIABLE)) {
             self.iommu_bounce = Some(text.parse()?);

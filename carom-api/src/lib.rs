@@ -3,8 +3,8 @@
 //! Carom's configuration and API: command line options, JSON requests and answers, and the rules for them. This crate does not use
 //! KVM, devices or HTTP. The VMM and its client both depend on this crate.
 //!
-//! [`kinds`] is the registry of device kinds. The command line, configuration, operations and OpenAPI document are generated from
-//! it.
+//! [`kinds`] is the registry of device kinds. The command line, configuration, operations and OpenAPI document are generated from this
+//! registry.
 
 pub mod body;
 pub mod call;

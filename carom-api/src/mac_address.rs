@@ -18,7 +18,8 @@ impl MacAddress {
     /// Generates a random, locally administered address.
     pub fn random() -> Self {
         let mut bytes = [0; 6];
-        // If the host has no random bytes yet, this call blocks. The call fails only if a signal arrives while it blocks.
+        // If the host has no random bytes yet, this call blocks. The error is ignored, because the call fails only if a signal arrives
+        // while the call blocks.
         let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
         bytes[0] = bytes[0] & !1 | 2;
         Self(bytes)

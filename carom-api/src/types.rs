@@ -88,11 +88,11 @@ pub struct PciDeviceInfo {
 /// Counters by device ID and counter name.
 pub type VmCounters = BTreeMap<String, BTreeMap<String, u64>>;
 
-/// New size of a VM.
+/// Change of a VM's vCPUs, RAM and balloon. Omitted fields keep their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmResize {
-    /// Wanted number of vCPUs, 1 to `max_vcpus`. In a booted VM, missing vCPUs are hot-plugged, and the guest is asked to release the
-    /// surplus vCPUs with the highest numbers.
+    /// Wanted number of vCPUs, 1 to `max_vcpus`. In a booted VM, missing vCPUs are hot-plugged, and the VMM asks the guest to release the
+    /// surplus vCPUs, which have the highest numbers.
     pub desired_vcpus: Option<u32>,
     /// Wanted size of the RAM in bytes. The RAM of a booted VM can grow by up to `hotplug_size`, in steps of 128 MiB, but cannot shrink.
     pub desired_ram: Option<u64>,

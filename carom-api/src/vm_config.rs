@@ -206,7 +206,7 @@ impl VmConfig {
         Ok(part)
     }
 
-    /// Returns the IDs of all devices that have one.
+    /// Returns the IDs of all devices that have an ID.
     fn ids(&self) -> Vec<String> {
         self.parts().filter_map(KindConfig::id).map(String::from).collect()
     }
@@ -345,7 +345,7 @@ impl VmConfig {
     }
 }
 
-/// Generates an ID for a device without ID. The ID is not in `taken`.
+/// Generates an ID for a device without an ID. The generated ID is not in `taken`.
 fn name(part: &mut dyn KindConfig, taken: &mut Vec<String>) {
     if part.id().is_some() {
         return;

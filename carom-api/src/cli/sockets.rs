@@ -18,7 +18,7 @@ pub trait OptionName {
     const BARE_PATH: bool = false;
 }
 
-/// `--api-socket`.
+/// Option `--api-socket`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ApiSocketOption;
 
@@ -27,7 +27,7 @@ impl OptionName for ApiSocketOption {
     const BARE_PATH: bool = true;
 }
 
-/// `--event-monitor`.
+/// Option `--event-monitor`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventMonitorOption;
 
@@ -35,7 +35,7 @@ impl OptionName for EventMonitorOption {
     const OPTION: Field = Field::only("--event-monitor");
 }
 
-/// `--crash-report`.
+/// Option `--crash-report`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrashReportOption;
 
@@ -93,7 +93,7 @@ impl<O: OptionName> std::str::FromStr for FileOrFd<O> {
     }
 }
 
-/// `--metrics`: a TCP address. With port 0, the kernel chooses a free port.
+/// Value of `--metrics`: a TCP address. With port 0, the kernel chooses a free port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricsAddress(pub SocketAddr);
 

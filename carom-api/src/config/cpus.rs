@@ -21,7 +21,7 @@ const DEFAULT_VCPUS: u32 = 1;
 /// The guest's CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CpusConfig {
-    /// vCPUs at boot, 1 to 254.
+    /// Number of vCPUs at boot, 1 to 254.
     #[schema(minimum = 1, maximum = 254)]
     pub boot_vcpus: u32,
     /// Maximum number of vCPUs that `vm.resize` can set while the guest runs: `boot_vcpus` to 254. 0 stands for `boot_vcpus`.

@@ -47,7 +47,7 @@ pub struct NumaConfig {
 pub struct NumaDistance {
     /// Number of the other node.
     pub destination: u32,
-    /// Distance, where 10 is the distance of a node to itself.
+    /// Distance to the other node. 10 is the distance of a node to itself.
     #[schema(value_type = u32, minimum = 11, maximum = 255)]
     pub distance: u8,
 }
@@ -120,7 +120,10 @@ impl NumaConfig {
         }
         // Linux ignores all nodes if they do not cover all RAM, so every zone must belong to a node.
         ensure_in_terms(!memory.zones.is_empty(), Self::MEMORY_ZONES, |terms| {
-            format!("nodes get their RAM from zones, but the VM has no zones (add {})", MemoryConfig::ZONES.name(terms))
+            format!(
+                "nodes need memory zones for their RAM, but the VM has no zones: add {}",
+                MemoryConfig::ZONES.name(terms)
+            )
         })?;
         memory.zones.iter().try_for_each(|zone| {
             let has_node = of_zones.0.contains_key(&zone.id);
@@ -220,7 +223,7 @@ mod tests {
             assert!(refused.starts_with(wanted), "{refused}");
         }
         let without = check(&["guest_numa_id=0,cpus=[0-3]"], &MemoryConfig::default()).unwrap_err();
-        assert!(without.starts_with("--numa memory_zones: nodes get their RAM from zones"), "{without}");
+        assert!(without.starts_with("--numa memory_zones: nodes need memory zones"), "{without}");
         assert_eq!(check(&[both, "guest_numa_id=7,cpus=3,pci_segments=[0,1],distances=[0@255]"], &memory), Ok(()));
         assert_eq!(check(&[], &MemoryConfig::default()), Ok(()));
     }

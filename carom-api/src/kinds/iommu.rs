@@ -39,8 +39,8 @@ pub struct IommuBounceConfig {
     /// True if the windows consist of the host's reserved huge pages (hugetlb).
     #[serde(default)]
     pub hugepages: bool,
-    /// Placement of the windows' IOVAs: below 4 GiB (`low`), or above (`high`). With `auto`, the windows are below 4 GiB if the host
-    /// has enough free IOVAs there, and otherwise above.
+    /// Placement of the windows' IOVAs: below 4 GiB (`low`) or above 4 GiB (`high`). With `auto`, the windows are below 4 GiB if the host
+    /// has enough free IOVAs there.
     #[serde(default)]
     pub aperture: Aperture,
 }

@@ -69,7 +69,7 @@ device_config! {
         /// True if the device is behind the virtio-iommu.
         #[serde(default)]
         pub iommu: bool,
-        /// Number of queues, an even number from 2 to 64. Half of the queues receive. Each pair of queues has a thread.
+        /// Number of queues, an even number from 2 to 64. Half of the queues are receive queues. Each pair of queues has a thread.
         #[serde(default = "number::<2, _>")]
         #[schema(value_type = u64, minimum = 2, maximum = 64)]
         pub num_queues: u16,
@@ -297,8 +297,8 @@ fn prefix_length(mask: IpAddr) -> Option<u32> {
     (ones + zeros >= bits).then_some(ones)
 }
 
-/// True if Linux accepts the name (`dev_valid_name()`). A percent sign is rejected, because Linux would generate another name from such a
-/// name.
+/// True if Linux accepts the name (`dev_valid_name()`). A name with a percent sign is rejected, because Linux uses such a name as a
+/// template for a generated name.
 fn is_interface_name(name: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':' | b'%');
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(fits) && name != "." && name != ".."
@@ -319,7 +319,7 @@ impl FromOption for NetConfig {
         self.rate_limiter_config = RateLimiterConfig::parse(list, Self::OPTION)?;
         self.inherited = descriptors(list)?;
         if list.get("num_queues").is_none() && !self.inherited.is_empty() {
-            // Two queues for each descriptor.
+            // Each descriptor belongs to a pair of queues.
             self.num_queues = u16::try_from(self.inherited.len() * 2).unwrap_or(u16::MAX);
         }
         Ok(())

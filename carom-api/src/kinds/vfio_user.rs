@@ -11,7 +11,7 @@ use crate::field::{Field, keys};
 use crate::option_list::from_option;
 
 device_config! {
-    /// Device that another host process emulates, a vfio-user server.
+    /// Device that another host process (a vfio-user server) emulates.
     pub struct UserDeviceConfig {
         /// Socket on which the vfio-user server listens.
         #[schema(value_type = String)]
@@ -31,7 +31,7 @@ impl UserDeviceConfig {
     /// Registry entry of this kind of device.
     pub const KIND: Kind = Kind {
         value: "socket=FILE,…",
-        help: "PCI device that another process emulates, a vfio-user server",
+        help: "PCI device that another process (a vfio-user server) emulates",
         keys: "socket=FILE[,iommu=on|off]",
         passed_through: true,
         add: Some(Add {
@@ -60,8 +60,8 @@ impl KindConfig for UserDeviceConfig {
         ensure_in_terms(self.iommu || memory.can_be_shared(), Self::IOMMU, |terms| {
             let shared = MemoryConfig::SHARED.turned_on(terms);
             format!(
-                "is off, so the server must be able to map all guest RAM, and the device needs {shared}. Or turn iommu on to \
-                 give the server access only to memory that the guest maps"
+                "is off, so the server must be able to map all guest RAM, and the device needs {shared}. With iommu on, the \
+                 server gets access only to memory that the guest maps"
             )
         })
     }

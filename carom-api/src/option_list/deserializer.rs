@@ -242,7 +242,7 @@ enum Form {
     Number,
     /// Words that stand for variants.
     Words(&'static [(&'static str, &'static str)]),
-    /// One half of a pair.
+    /// One half of a pair `NUMBER@VALUE`.
     Half,
 }
 
