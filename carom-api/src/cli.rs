@@ -110,7 +110,7 @@ pub struct Cli {
     /// then sets the default for VMs whose client configures no bounce windows [env: CAROM_ALL_BEHIND_IOMMU=on, CAROM_IOMMU_BOUNCE=VALUE]
     #[arg(long, requires = "api_socket")]
     all_behind_iommu: bool,
-    /// TCP address on which Carom serves metrics, without access control: tcp=ADDRESS:PORT
+    /// TCP address of the metrics server, which has no access control: tcp=ADDRESS:PORT
     #[arg(long, value_name = "tcp=ADDRESS:PORT")]
     metrics: Option<MetricsAddress>,
     /// Keep running after the guest has ended, so that an API client can boot the VM again
@@ -160,7 +160,7 @@ pub struct Invocation {
     pub api_socket: Option<FileOrFd<ApiSocketOption>>,
     /// Defaults for VMs that API clients create.
     pub defaults: VmDefaults,
-    /// Address on which Carom serves metrics.
+    /// Address of the metrics server.
     pub metrics: Option<MetricsAddress>,
     /// True if the VMM keeps running after the guest has ended.
     pub no_shutdown: bool,

@@ -93,7 +93,7 @@ const NOT_IN_HELP: &[(&str, &str, &str)] = &[
     ("--restore", "zone_updates", "[ID@NODE,…]"),
 ];
 
-/// Parts for which the generator would print a wrong default: option, part, correct default.
+/// Parts whose default the generator cannot find: option, part, default.
 const DEFAULTS: &[(&str, &str, &str)] = &[
     ("--disk", "path", "required, except with `vhost_user=on`"),
     ("--iommu-bounce", "threshold", "`auto`"),

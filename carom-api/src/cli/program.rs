@@ -23,7 +23,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// Returns the name for `path`, the path with which the program was started.
+    /// Returns the name in `path`, the first word of the command line.
     pub fn of(path: &OsStr) -> Self {
         let is_other = Path::new(path).file_name() == Some(OsStr::new(Self::CloudHypervisor.name()));
         if is_other { Self::CloudHypervisor } else { Self::Carom }
