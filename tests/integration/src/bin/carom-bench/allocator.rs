@@ -24,7 +24,8 @@ fn work(_: Scope, _: &Site) -> Vec<Work> {
 }
 
 fn measure() -> Result<Measured> {
-    let script = env::var_os("CAROM_ALLOCATOR").context("CAROM_ALLOCATOR is not set; start this by scripts/bench")?;
+    let script =
+        env::var_os("CAROM_ALLOCATOR").context("CAROM_ALLOCATOR is not set; run scripts/bench, which sets it")?;
     let output = Command::new(&script).arg("--scaling").stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let output = output.with_context(|| format!("cannot start {}", script.display()))?;
     ensure!(output.status.success(), "{} failed: {}", script.display(), output.status);

@@ -11,24 +11,24 @@ use serde_json::Value;
 use crate::results::{Merged, Results};
 use crate::{counts, io_instructions, map_counts, start_instructions, sync};
 
-/// Rule that decides when the difference of a count is significant.
+/// Rule that decides when the difference of a count between two runs is significant.
 #[derive(Debug, Clone, Copy)]
 struct Rule {
-    /// Minimum difference, as a fraction of the base.
+    /// Minimum difference, as a fraction of the count in the base run.
     part: f64,
     /// Minimum absolute difference.
     least: f64,
     moves: Moves,
 }
 
-/// Variation of a count between runs without a change.
+/// Variation of a count between runs of unchanged programs.
 #[derive(Debug, Clone, Copy)]
 enum Moves {
     /// The count does not vary, or varies by less than the rule's minimum difference.
     Not,
-    /// The count varies with the host's load, so a difference must also exceed the spread of the rounds. With fewer than
-    /// [`ROUNDS`] rounds, a difference is reported only if it exceeds this fraction of the base. With `None`, no difference is
-    /// reported with fewer rounds.
+    /// The count varies with the host's load, so a difference must also exceed the spread of the rounds. With fewer than [`ROUNDS`]
+    /// rounds, a difference must also exceed this fraction of the count in the base run. `None` means that no difference is
+    /// reported for so few rounds.
     WithLoad(Option<f64>),
 }
 
@@ -41,19 +41,19 @@ const REQUESTS: Rule = Rule { part: 0.02, least: 0.005, moves: Moves::Not };
 const EXITS: Rule = Rule { part: 0.05, least: 0.02, moves: Moves::WithLoad(None) };
 
 /// Cost of a call in the guest's kernel: the median of a thousand equal calls. A difference of 1 is significant. A difference of
-/// 0.5 is not: with an even number of rounds, the median may be the mean of two neighbouring counts.
+/// 0.5 is not: with an even number of rounds, the median may be the mean of two counts that differ by 1.
 const CALL: Rule = Rule { part: 0.0, least: 0.5, moves: Moves::Not };
 
-/// Instructions of the whole machine. They vary between runs, because interrupts merge differently and threads poll for
-/// different times. Cells with blocks of 4 KiB vary by up to 8 %, and eight starts of a guest varied by up to 11 %.
+/// Instructions of the whole machine. They vary between runs, because different numbers of interrupts are merged, and threads poll
+/// for different times. Cells with blocks of 4 KiB vary by up to 8 %, and eight starts of a guest varied by up to 11 %.
 const MACHINE: Rule = Rule { part: 0.02, least: 0.0, moves: Moves::WithLoad(Some(0.12)) };
 
-/// Minimum number of rounds that show the variation of a count.
+/// Minimum number of rounds from which the variation of a count is known.
 const ROUNDS: usize = 3;
 
-/// If both runs have at least this number of rounds, a difference counts as soon as the ranges of both runs do not overlap. By
-/// chance, all six rounds of one run exceed all six rounds of the other run in one of 924 comparisons. With three rounds, this
-/// happens in one of 20.
+/// If both runs have at least this number of rounds, any gap between the ranges of both runs is wide enough. With fewer rounds, the
+/// gap must be wider than both ranges. By chance, all six rounds of one run exceed all six rounds of the other run in one of 924
+/// comparisons. With three rounds, this happens in one of 20.
 const MANY_ROUNDS: usize = 6;
 
 /// Compared tables and their counts. The other figures of these tables are times or numbers of operations.
@@ -88,7 +88,7 @@ enum Change {
     Worse,
 }
 
-/// Count in both runs.
+/// One count, from both runs.
 struct Pair<'row> {
     table: &'static str,
     row: &'row Merged,
@@ -125,11 +125,11 @@ pub(crate) fn text(results: &Results, base: &Results) -> Result<String> {
     }
     ensure!(same + changed.len() > 0, "the two runs have no cell of the tables {} in common", tables().join(", "));
     let version = |results: &Results| results.versions.get("carom").cloned().unwrap_or_default();
-    let mut text = format!("\nCounts of {}, against those of {}:\n\n", version(results), version(base));
+    let mut text = format!("\nCounts of {}, compared with the counts of {}:\n\n", version(results), version(base));
     if !changed.is_empty() {
         let mut table = markdown::new_table_of(3, ["table", "cell", "count", "before", "after", ""]);
         for (pair, change) in &changed {
-            // Large counts (millions) are shown without decimals.
+            // Counts of 1000 or more are shown without decimals.
             let places = if pair.before.max(pair.after) < 1000.0 { 3 } else { 0 };
             let figures = [pair.before, pair.after].map(|figure| format!("{figure:.places$}"));
             let word = if *change == Change::Better { "better" } else { "worse" };
@@ -149,7 +149,7 @@ fn rows<'run>(results: &'run Results, table: &str) -> impl Iterator<Item = &'run
     results.tables.get(table).into_iter().flatten()
 }
 
-/// Returns the keys of a row, which identify it in another run.
+/// Returns the keys of a row. Rows of two runs are compared if their keys are equal.
 fn keys(row: &Merged) -> Vec<(&String, &Value)> {
     row.fields.iter().filter(|(key, _)| !row.spread.contains_key(*key)).collect()
 }
@@ -160,7 +160,7 @@ fn cell(row: &Merged) -> String {
     keys(row).into_iter().map(word).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns a count of both runs, or `None` if one of them lacks it.
+/// Returns a count of both runs, or `None` if the count is missing in a run.
 fn pair<'row>(table: &'static str, row: &'row Merged, before: &Merged, figure: &'static str) -> Option<Pair<'row>> {
     let of = |row: &Merged| row.fields.get(figure).and_then(Value::as_f64);
     let rounds = row.rounds.min(before.rounds);
@@ -213,7 +213,7 @@ mod tests {
         }))
     }
 
-    /// Returns a run with only this table. Its only cell has a count and a time.
+    /// Returns a run with only the table `table`. The table's only cell has a count, a time and a number of operations.
     fn run_of<const N: usize>(table: &str, figure: &str, rounds: [f64; N]) -> Results {
         results(&rounds.map(|count| {
             let of = [("mode", "bounce".into()), ("size", "64k".into())];

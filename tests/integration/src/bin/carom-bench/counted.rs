@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests whose kernel has a module of `guest/bench`. The module makes calls on the edu device, and the rig's emulator counts
-//! events between the module's marks.
+//! Guests that load a kernel module of `guest/bench`. The module calls the kernel's DMA functions for the edu device. It executes a
+//! mark before and after each call, and the rig's emulator counts events between the two marks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,15 +15,15 @@ use carom_integration::{Outcome, Site};
 use crate::table::{self, LITTLE_RAM_MIB, Measured, Work, figure};
 use crate::throughput::job;
 
-/// Number of the mark that ends a module's first call. The marks of later calls have higher numbers.
+/// Number of the mark after a module's first call. The marks after later calls have higher numbers.
 pub(crate) const FIRST_END: usize = 16;
 
-/// Median counts, by the number of the mark that ends a call, and by the kind of count.
+/// Median counts. The key is the number of the mark after a call, and the kind of count.
 pub(crate) type Counts = BTreeMap<(usize, String), u64>;
 
-/// Guests of a table. Each guest binds the edu device to a module.
+/// Guests that fill a table. Each guest binds the edu device to the driver in `module`.
 pub(crate) struct Guests {
-    /// Modes with their kernels.
+    /// Mode and kernel of each guest.
     pub(crate) modes: [(Mode, Kernel); 3],
     pub(crate) cpus: u8,
     pub(crate) module: &'static str,
@@ -37,7 +37,7 @@ pub(crate) struct Guests {
 }
 
 impl Guests {
-    /// Returns the work, or no work if the site has no edu device.
+    /// Returns one piece of work for each guest, or an empty list if the site has no edu device.
     pub(crate) fn work(&'static self, site: &Site) -> Vec<Work> {
         let modes = self.modes.iter().filter(|_| site.edu.is_some());
         modes
@@ -51,14 +51,14 @@ impl Guests {
 
     fn run(&self, mode: &Mode, kernel: Kernel, site: &Site, name: &str) -> Result<Measured> {
         let image = if kernel == Kernel::Modular { &site.modular } else { &site.modular_stock };
-        let image = image
-            .as_ref()
-            .context("CAROM_MODULAR_KERNEL or CAROM_MODULAR_STOCK_KERNEL is not set; start this by scripts/bench")?;
+        let image = image.as_ref().context(
+            "CAROM_MODULAR_KERNEL or CAROM_MODULAR_STOCK_KERNEL is not set; run scripts/bench, which sets both",
+        )?;
         let file = format!("{}.ko", self.module);
-        // A module is in the directory of its kernel.
+        // The module's file is in the directory of the kernel image.
         let path = image.with_file_name(&file);
         let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let edu = site.edu.as_deref().context("CAROM_EDU is not set; start this by scripts/bench")?;
+        let edu = site.edu.as_deref().context("CAROM_EDU is not set; run scripts/bench, which sets it")?;
         let counted = site.instructions.as_deref();
         let before = counted.map_or(0, |file| read(file).len());
         let guest = mode.guest(site, name).memory_mib(LITTLE_RAM_MIB).cpus(self.cpus);
@@ -79,8 +79,8 @@ done
 [ -n "$edu" ] || exit 93
 "#;
 
-/// Returns commands that bind the device to the module and print the module's results. The driver's name is the module's
-/// name with dashes.
+/// Returns commands that bind the device to the module and print the module's results. The driver's name is the module's name with
+/// dashes instead of underscores.
 fn bind(module: &str) -> String {
     let driver = module.replace('_', "-");
     format!(
@@ -94,7 +94,7 @@ dmesg | sed -n 's/.*{driver}: CAROM-/CAROM-/p'
     )
 }
 
-/// Returns the emulator's output, which is empty before the first count.
+/// Reads the emulator's output. Returns an empty text if the file cannot be read, for example before the first count.
 fn read(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_default()
 }
@@ -109,7 +109,7 @@ pub(crate) fn parse(text: &str) -> Result<Counts> {
     text.lines().map(|text| line(text).with_context(|| format!("cannot parse the emulator's line {text:?}"))).collect()
 }
 
-/// Returns the median count of the call that ends with mark `number`.
+/// Returns the median count of the call before the mark `number`.
 pub(crate) fn median(counts: &Counts, number: usize, what: &str) -> Result<f64> {
     let count = counts.get(&(number, what.into())).copied().map(figure);
     count.with_context(|| format!("the emulator's output has no count of {what} for mark {number}"))

@@ -6,7 +6,7 @@ use carom_integration::measure::fio::Done;
 
 use crate::table::figure;
 
-/// Counters of KVM that the tables show, and their names as figures.
+/// Counters of KVM that the results contain, each with the name of its figure.
 pub(crate) const OF_KVM: [(&str, &str); 6] = [
     ("exits", "exits"),
     ("mmio_exits", "mmio_exits"),

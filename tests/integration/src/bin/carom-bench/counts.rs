@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Exits, requests and copies per operation. Unlike times, these counts depend little or not at all on the host's load.
+//! Exits, IOMMU requests and copied bytes per operation of fio. Unlike times, these counts depend little or not at all on the
+//! host's load.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("counts", "mode", SHOWN, work).once();
 
-/// The only figure of the table that is not a count per operation.
+/// Name of the figure with the number of operations. All other figures of the table are counts per operation.
 pub(crate) const OPERATIONS: &str = "operations";
 
 /// Modes of a quick run.
@@ -45,8 +46,8 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
     MODES.iter().filter(wanted).map(|mode| against_empty(mode, cells.clone(), estimate(&cells), row)).collect()
 }
 
-/// Returns the work of a guest that runs [`EMPTY`] and then other cells. For each other cell, `row` makes a row from the results
-/// of this cell and of [`EMPTY`].
+/// Returns the work of a guest that runs `cells`. The first cell must be [`EMPTY`]. For each other cell, `row` makes a row from the
+/// results of that cell and of [`EMPTY`].
 pub(crate) fn against_empty(
     mode: &'static Mode,
     cells: Vec<Cell>,
@@ -119,7 +120,7 @@ mod tests {
         let figure = |name: &str| row.figures[name];
         assert!((figure("exits") - 3.0).abs() < 1e-9 && (figure("map_requests") - 1.0).abs() < 1e-9, "{row:?}");
         assert_eq!((figure("window_add_requests"), figure("copied_bytes")), (0.0, 0.0));
-        // The row of [`EMPTY`] is found by its keys. Its position varies, because failed cells have no rows.
+        // The row of [`EMPTY`] is found by its keys. The position of this row varies, because failed cells have no rows.
         assert!(is_empty(&row));
     }
 

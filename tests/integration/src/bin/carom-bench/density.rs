@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Maximum number of guests, each with a drive, that a host with a fixed amount of memory sustains: it swaps in little memory,
-//! and the guests' latencies stay low. Guests are added until the host does not sustain them.
+//! Maximum number of guests, each with a drive, that a host with a fixed amount of memory sustains. A host sustains its guests if
+//! it swaps in little memory and the guests' latencies stay low. Guests are added until the host no longer sustains them.
 
 use std::fs;
 use std::thread;
@@ -40,27 +40,27 @@ struct Host {
     most: usize,
 }
 
-/// Number of the guest's output lines in a measurement. Each line reports two seconds of work.
+/// Number of output lines of each guest that a measurement uses. Each line reports two seconds of work.
 const LINES: usize = 2;
 
 /// Maximum time for guests to become ready.
 const READY_TIME: Duration = Duration::from_secs(60);
 
-/// Maximum time for guests to become ready while memory is at its limit, because the host must first reclaim memory from other
-/// guests.
+/// Maximum time for guests to become ready if the memory of all VMMs has reached its limit. If a guest needs longer, the host has
+/// too little memory for the guest.
 const READY_TIME_AT_LIMIT: Duration = Duration::from_secs(20);
 
-/// Maximum time in which each guest must print its lines of a measurement.
+/// Maximum time until all guests have printed the lines of a measurement.
 const LINES_TIME: Duration = Duration::from_secs(40);
 
 /// Memory in MiB that the host may read back from swap during a measurement. If the host reads more, it does not sustain the
 /// guests.
 const SWAP_IN_MIB: f64 = 1.0;
 
-/// Maximum latency, as a multiple of the first guests' latency.
+/// Maximum latency, as a multiple of the latency in the first measurement, which has the fewest guests.
 const LATENCY_RATIO: f64 = 2.0;
 
-/// Latency that is always accepted, in µs. A busy host that emulates this machine adds about this latency, even with few
+/// Latency that is always accepted, in µs. If this machine is emulated on a busy host, latencies are about this high even with few
 /// guests.
 const LATENCY_FLOOR_US: f64 = 50_000.0;
 
@@ -100,12 +100,12 @@ fn of_mode(mode: Mode, scope: Scope) -> Work {
     Work { name: mode.name.into(), estimate, run: Box::new(run) }
 }
 
-/// Returns the rows of a mode, one for each number of guests. The last row is for the first number of guests that the host does
-/// not sustain, unless the maximum number of guests or of drives is reached before.
+/// Returns the rows of a mode, one for each number of guests. The last row is for the first number of guests that the host does not
+/// sustain. If the host sustains `host.most` guests, or one guest on each drive, this row is missing.
 fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> {
-    let program = fs::read(site.tenant.as_ref().context("CAROM_TENANT is not set; start this by scripts/bench")?)
-        .context("cannot read CAROM_TENANT")?;
-    let swap = site.swap.as_deref().context("CAROM_SWAP is not set; start this by scripts/bench")?;
+    let program = fs::read(site.tenant.as_ref().context("CAROM_TENANT is not set; run scripts/bench, which sets it")?)
+        .context("cannot read the program that CAROM_TENANT names")?;
+    let swap = site.swap.as_deref().context("CAROM_SWAP is not set; run scripts/bench, which sets it")?;
     let _swap = Swap::on(swap)?;
     let group = MemoryGroup::new("carom-density")?;
     group.limit(host.memory_mib << 20)?;
@@ -127,7 +127,7 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
         let mut row = Row::new([("mode", mode.name.into()), ("guests", wanted.into())], []);
         let mut come = ready(&mut tenants, begun, &group);
         if let Err(Stop::Hung(number, why)) = &come {
-            // An emulated guest sometimes hangs, whatever it does. Start it again, as other measurements do.
+            // On an emulated machine, a guest sometimes hangs independently of its work. Start it again, as other measurements do.
             eprintln!("guest {number} of mode {} hung and is started again; {why}", mode.name);
             measured.retries += 1;
             let number = *number;
@@ -152,7 +152,7 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
                 fits
             }
             Err(Stop::NoRoom(why)) => {
-                eprintln!("no memory for {} guests of mode {}: {why}", wanted, mode.name);
+                eprintln!("not enough memory for {} guests of mode {}: {why}", wanted, mode.name);
                 row.figures.insert("refused".into(), 1.0);
                 false
             }
@@ -168,9 +168,10 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
     Ok(measured)
 }
 
-/// Reason why nothing was measured with this number of guests.
+/// Reason why a number of guests could not be measured.
 enum Stop {
-    /// A VMM could not get memory, or the kernel killed it for lack of memory.
+    /// A VMM could not get memory, a guest was not ready in time at the memory limit, or the kernel killed a VMM for lack of
+    /// memory.
     NoRoom(String),
     /// The guest with this number does not become ready, although memory is not at its limit. The text describes what the guest's
     /// VMM is doing.
@@ -197,7 +198,7 @@ fn all_run(tenants: &mut [Background], group: &MemoryGroup) -> Result<(), Stop> 
             if said.contains("memory") {
                 return Err(Stop::NoRoom(format!("guest {number} could not get memory: {said}")));
             }
-            return Err(Stop::Other(anyhow!("guest {number} ended: {status}; {said}")));
+            return Err(Stop::Other(anyhow!("guest {number} ended unexpectedly: {status}; {said}")));
         }
     }
     Ok(())
@@ -236,8 +237,8 @@ fn ready(tenants: &mut [Background], begun: usize, group: &MemoryGroup) -> Resul
     }
 }
 
-/// Measures the guests' work. If a latency exceeds `limit_us` and the host did not swap, measures again, at most [`TRIES`] times
-/// in total. Returns the measurement with the lowest latency.
+/// Measures the guests' work. If the latency exceeds `limit_us` although the host swapped in little memory, measures again. Makes
+/// at most [`TRIES`] measurements, and returns the measurement with the lowest latency.
 fn best_window(tenants: &mut [Background], group: &MemoryGroup, limit_us: f64) -> Result<Window, Stop> {
     let mut best = window(tenants, group)?;
     for _ in 1..TRIES {
@@ -262,7 +263,7 @@ struct Window {
     wrong: u64,
 }
 
-/// Measures until each guest has printed [`LINES`] complete new lines.
+/// Measures until each guest has printed [`LINES`] lines that belong entirely to this measurement.
 fn window(tenants: &mut [Background], group: &MemoryGroup) -> Result<Window, Stop> {
     let seen =
         tenants.iter_mut().map(|tenant| Ok(tenant::lines(tenant.console()?).len())).collect::<Result<Vec<_>>>()?;
@@ -339,7 +340,8 @@ fn cpu_times() -> Result<(u64, u64)> {
 fn parse_cpu_times(stat: &str) -> Option<(u64, u64)> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
     let ticks: Vec<u64> = line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>()?;
-    // Fields: user, nice, system, idle, iowait, irq, softirq, steal. The guest times that follow are included in user and nice.
+    // Fields: user, nice, system, idle, iowait, irq, softirq, steal. The other fields are guest times, which user and nice already
+    // include.
     let all: u64 = ticks.get(..8)?.iter().sum();
     Some((all - ticks[3] - ticks[4], all))
 }

@@ -17,7 +17,7 @@ pub(crate) const TABLE: Table = Table::new("disk", "mode", &[IOPS, LATENCY], wor
 /// Directory for images: a file system in RAM.
 const IN_RAM: &str = "/dev/shm";
 
-/// Waits for the disk.
+/// Shell lines that wait for the disk.
 const WAIT: &str = "i=0\nwhile [ ! -b /dev/vda ] && [ $i -lt 300 ]; do i=$((i + 1)); sleep 0.1; done\n";
 
 fn work(scope: Scope, site: &Site) -> Vec<Work> {
@@ -46,10 +46,12 @@ fn cells(scope: Scope) -> Vec<Cell> {
 fn in_a_guest(mode: &'static Mode, cells: Vec<Cell>) -> Work {
     let estimate = throughput::estimate(&cells);
     let run = move |site: &Site, name: &str| {
-        let dir = tempfile::tempdir_in(IN_RAM).context("cannot create a directory for a disk's image")?;
+        let dir = tempfile::tempdir_in(IN_RAM).context("cannot create a directory for the disk image in /dev/shm")?;
         let image = dir.path().join("image");
         let length = u64::from(AREA_MIB) << 20;
-        File::create(&image).and_then(|file| file.set_len(length)).context("cannot create a disk's image")?;
+        File::create(&image)
+            .and_then(|file| file.set_len(length))
+            .context("cannot create the disk image in /dev/shm")?;
         let guest = mode.bare_guest(name).memory_mib(LITTLE_RAM_MIB).virtio_disk(&image, mode.iommu);
         let job = format!("{WAIT}{PRINT_VERSIONS}{}", fio::job_on("/dev/vda", &cells));
         let outcome = table::run(guest.job(&job), estimate, site)?;

@@ -18,8 +18,8 @@ const SHOWN: &[Shown] = &[Shown::new("ns", "time in the engine per request, or p
 
 pub(crate) const TABLE: Table = Table::new("engine", "mappings", SHOWN, work).once();
 
-/// Cases: the requests, the number of requests that the engine handles at a time, the number of existing mappings, and the
-/// directory with the benchmark's estimates.
+/// Measured cases. Each entry has the kind of request, the number of requests that the engine handles at a time, the number of
+/// existing mappings, and the directory with the benchmark's estimates.
 const CASES: [(&str, u32, u32, &str); 8] = [
     ("MAP and UNMAP", 1, 100, "map_unmap/100"),
     ("UNMAP, one by one", 1, 10_000, "unmap_batch/alone/1"),
@@ -38,8 +38,8 @@ fn work(_: Scope, _: &Site) -> Vec<Work> {
 
 fn measure() -> Result<Measured> {
     let program =
-        env::var_os("CAROM_ENGINE_BENCH").context("CAROM_ENGINE_BENCH is not set; start this by scripts/bench")?;
-    let dir = tempfile::tempdir().context("cannot create a directory for estimates")?;
+        env::var_os("CAROM_ENGINE_BENCH").context("CAROM_ENGINE_BENCH is not set; run scripts/bench, which sets it")?;
+    let dir = tempfile::tempdir().context("cannot create a temporary directory for the benchmark's estimates")?;
     let mut bench = Command::new(&program);
     bench.args(["--bench", "--noplot", "--quiet", "--warm-up-time", "1", "--measurement-time", "2"]);
     let status = bench.env("CRITERION_HOME", dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).status();

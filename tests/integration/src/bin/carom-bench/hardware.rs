@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Model that predicts results on hardware from the counts of a run. The counts are measured in the rig, whose emulation
-//! changes them little. The cost of copies is measured on the machine that runs this program. All other costs are estimated
-//! by a lower and an upper bound.
+//! Model that predicts results on hardware from the counts of a run. The counts are measured in the rig. Emulation changes these
+//! counts little. The cost of copies is measured on the machine that runs this program. All other costs are estimates, each with a
+//! lower and an upper bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -90,15 +90,15 @@ const COSTS: [&Cost; 7] = [&OPERATION, &EXIT, &WAIT, &HOST_MAP, &HOST_UNMAP, &PA
 /// Limits of a typical data-centre drive: operations per second, and bytes per second.
 const DRIVE: (f64, f64) = (1_000_000.0, 7_000.0 * 1_048_576.0);
 
-/// Number of slots, and of buffers, that the fast measurement of copies uses in turn: one for each operation in flight. So few
-/// slots and buffers may fit into the CPU's caches.
+/// Number of slots, and number of buffers, in the fast measurement of copies: one for each operation in flight. These few slots and
+/// buffers may fit into the CPU's caches.
 const IN_FLIGHT: usize = 64;
 
-/// Total bytes of all slots in the slow measurement of copies. So many bytes do not fit into any cache, so slots and buffers
-/// must come from memory.
+/// Total bytes of all slots in the slow measurement of copies. They do not fit into any cache, so the CPU must read the slots from
+/// memory.
 const COLD_BYTES: usize = 256 << 20;
 
-/// Counts of one operation of a cell.
+/// Average counts per operation of a cell.
 #[derive(Debug, Clone, PartialEq)]
 struct Cell {
     mode: String,
@@ -112,7 +112,8 @@ struct Cell {
 }
 
 impl Cell {
-    /// Parses a row. Returns `None` if the mode has a virtio-iommu but the row lacks its counts, for example for another VMM.
+    /// Parses a row. Returns `None` if the mode has a virtual IOMMU but the row lacks the IOMMU's counts, for example because
+    /// another VMM ran.
     fn of(row: &Merged) -> Option<Self> {
         let word = |key: &str| row.fields.get(key).and_then(Value::as_str).map(str::to_owned);
         let count = |key: &str| row.fields.get(key).and_then(Value::as_f64);
@@ -130,15 +131,15 @@ impl Cell {
         })
     }
 
-    /// Returns the bytes of the operation.
+    /// Returns the number of bytes per operation.
     fn bytes(&self) -> f64 {
         f64::from(self.kib) * 1024.0
     }
 
-    /// Returns the cost of the operation in excess of an operation without a virtual IOMMU that has as many exits.
+    /// Returns the CPU time that the virtual IOMMU adds to an operation. The time of exits is not included.
     fn added(&self, copy: Range) -> Range {
-        // The driver waits once for the MAP requests of an operation and once for its UNMAP requests. In lazy mode it does
-        // not wait for UNMAP requests.
+        // The driver waits once for the MAP requests of an operation, and once for the UNMAP requests. In lazy mode, the driver
+        // does not wait for UNMAP requests.
         let ended = if self.mode == LAZY.name { 0.0 } else { self.unmap_requests.min(1.0) };
         let waits = self.map_requests.min(1.0) + ended;
         let pages = self.bytes() / 4096.0 * self.map_requests.min(1.0);
@@ -157,15 +158,15 @@ impl Cell {
         OPERATION.time.plus(EXIT.time.times(self.exits)).plus(self.added(copy))
     }
 
-    /// Returns the operations per second with the drive [`DRIVE`] and one CPU, if each operation takes `cpu_ns` of CPU time.
+    /// Returns the operations per second with the drive [`DRIVE`] and one CPU. Each operation takes `cpu_ns` ns of CPU time.
     fn rate(&self, cpu_ns: f64) -> f64 {
         DRIVE.0.min(DRIVE.1 / self.bytes()).min(1e9 / cpu_ns)
     }
 
-    /// Divides this cell's rate by the rate of `base`, the same cell without a virtual IOMMU. Returns the bounds of this ratio,
-    /// and the ratio with all costs in the middle of their bounds. If a cost occurs in both cells, both use the same bound. The
-    /// drive may limit either rate, so any combination of bounds can result in the lowest or highest ratio. Therefore, all
-    /// combinations are tried.
+    /// Divides this cell's rate by the rate of `base`, the same cell without a virtual IOMMU. Returns the bounds of this ratio, and
+    /// the ratio that results if each cost is in the middle of its bounds. If both cells have a cost, the same bound of this cost
+    /// is used for both. The drive may limit either rate, so any combination of bounds can result in the lowest or highest ratio.
+    /// Therefore, all combinations are tried.
     fn ratio(&self, base: &Self, copy: Range) -> (Range, f64) {
         let common = |exits: f64| OPERATION.time.plus(EXIT.time.times(exits));
         let (own, other, added) = (common(self.exits), common(base.exits), self.added(copy));
@@ -178,17 +179,17 @@ impl Cell {
     }
 }
 
-/// Measures the time per byte of copies of `bytes` from slots to buffers, in ns. One bound is measured with few slots and
-/// buffers, which may be in the CPU's caches. The other bound is measured with more slots and buffers than any cache can
-/// contain.
+/// Measures copies of `bytes` bytes from slots to buffers. Returns the bounds of the time per byte, in ns. One bound is measured
+/// with few slots and buffers, which may be in the CPU's caches. The other bound is measured with more slots and buffers than any
+/// cache can contain.
 fn copy_ns(bytes: usize) -> Result<Range> {
     let warm = turns_ns(bytes, bytes * IN_FLIGHT, 201)?;
     let cold = turns_ns(bytes, COLD_BYTES, 7)?;
     Ok(range(warm.min(cold), warm.max(cold)))
 }
 
-/// Measures the time per copied byte, in ns. A turn copies slots of `span` bytes in total. The fastest of `turns` turns counts,
-/// because other work on the machine only adds to the time.
+/// Measures the time per copied byte, in ns. A turn copies slots with a total size of `span` bytes. The fastest of `turns` turns
+/// counts, because other work on the machine only adds to the time.
 fn turns_ns(bytes: usize, span: usize, turns: usize) -> Result<f64> {
     let (slots, mut buffers) = (vec![1_u8; span], vec![0_u8; span]);
     let mut turn = || {
@@ -199,7 +200,7 @@ fn turns_ns(bytes: usize, span: usize, turns: usize) -> Result<f64> {
         }
         start.elapsed()
     };
-    // The first turn allocates the pages.
+    // The first turn is not measured, because it allocates the pages.
     turn();
     let quickest = (0..turns).map(|_| turn()).min().context("no copies were measured")?;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
@@ -209,14 +210,13 @@ fn turns_ns(bytes: usize, span: usize, turns: usize) -> Result<f64> {
 
 /// Returns the prediction from the counts of `results`, as text.
 ///
-/// # Errors
-/// Fails if there are no counts.
+/// # Errors Fails if `results` contains no usable counts.
 pub(crate) fn text(results: &Results) -> Result<String> {
     let rows = results.tables.get(counts::TABLE.name).into_iter().flatten();
     let cells: Vec<Cell> = rows.filter_map(Cell::of).collect();
     ensure!(
         !cells.is_empty(),
-        "the file has no figures of the table {}; it must come from --json of a run of that table",
+        "the file contains no usable rows of the table {}; use the --json file of a run that measured this table",
         counts::TABLE.name
     );
     let sizes: BTreeSet<u32> = cells.iter().map(|cell| cell.kib).collect();
@@ -232,7 +232,7 @@ fn show(cells: &[Cell], copies: &BTreeMap<u32, Range>) -> Result<String> {
     let (operations, bytes) = DRIVE;
     let _ = writeln!(
         text,
-        "{operations} operations per second and {} MiB/s. Each figure uses the middle of all costs. The bounds are in parentheses.\n",
+        "{operations} operations per second and {} MiB/s. Each figure is the result with average costs. Its bounds are in parentheses.\n",
         bytes / 1_048_576.0
     );
     let mut costs = markdown::new_table_of(1, ["cost", "ns", "from"]);

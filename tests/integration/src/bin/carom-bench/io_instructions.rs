@@ -19,8 +19,8 @@ const SHOWN: &[Shown] = &[Shown::new("instructions", "instructions of the whole 
 
 pub(crate) const TABLE: Table = Table::new("io_instructions", "mode", SHOWN, work).once();
 
-/// Estimated duration of a guest. The emulator counts during the whole time, which slows the guest down. In strict mode, it
-/// counts about seven billion instructions, extrapolated from the cells with blocks of 64 KiB.
+/// Estimated duration of a guest. The emulator counts during the whole time, which slows the guest down. In strict mode, a guest
+/// executes about seven billion instructions. This figure is extrapolated from the cells with blocks of 64 KiB.
 const ESTIMATE: Duration = Duration::from_secs(90);
 
 /// Compared modes.
@@ -33,8 +33,8 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
     modes.map(in_a_guest).collect()
 }
 
-/// Cells in modes whose guests send MAP requests for each operation: the size of an operation in KiB, and the number of
-/// operations. The largest size has fewer operations, so that the cell ends before fio's time limit.
+/// Cells of modes whose guests send MAP requests for each operation. Each entry has the size of an operation in KiB, and the number
+/// of operations. The cell with the largest size has fewer operations, so that the cell ends before fio's time limit.
 const ASKING: [(u32, u32); 3] = [(4, 4000), (64, 4000), (128, 2000)];
 
 /// Factor for the number of operations in other modes, where operations are faster. With more operations, merged interrupts

@@ -38,12 +38,13 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
     [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor].into_iter().filter(|vmm| vmm.is_at(site)).map(of).collect()
 }
 
-/// Copies the guest's disk to the host's RAM, and then boots the guest from the copy. Ends the guest at the prompt.
+/// Boots a guest from a copy of its disk in the host's RAM. Returns the time from the VMM's start to the login prompt. The guest
+/// ends at the prompt.
 fn log_in(vmm: Vmm, site: &Site) -> Result<Duration> {
     let files = Distribution::in_directory(
-        site.distribution.as_ref().context("CAROM_DISTRIBUTION is not set; start this by scripts/bench")?,
+        site.distribution.as_ref().context("CAROM_DISTRIBUTION is not set; run scripts/bench, which sets it")?,
     );
-    let dir = tempfile::tempdir_in("/dev/shm").context("cannot create a directory for a disk")?;
+    let dir = tempfile::tempdir_in("/dev/shm").context("cannot create a directory for the disk in /dev/shm")?;
     let disk = dir.path().join("disk.raw");
     fs::copy(&files.disk, &disk).with_context(|| format!("cannot copy {}", files.disk.display()))?;
     let cmdline = format!("console=ttyS0 {} quiet", Distribution::ROOT);
@@ -74,13 +75,17 @@ fn wait_for_prompt(console: &Receiver<Vec<u8>>, start: Instant) -> Result<Durati
     loop {
         match console.recv_timeout(limit.saturating_sub(start.elapsed())) {
             Ok(more) => shown.extend(more),
-            Err(RecvTimeoutError::Timeout) => bail!("no login prompt after {limit:?}:\n{}", end(&shown)),
-            Err(RecvTimeoutError::Disconnected) => bail!("the VMM ended before the login prompt:\n{}", end(&shown)),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("no login prompt within {limit:?}; end of the console:\n{}", end(&shown))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                bail!("the VMM ended before the login prompt; console:\n{}", end(&shown))
+            }
         }
         if shown.windows(PROMPT.len()).any(|part| part == PROMPT.as_bytes()) {
             return Ok(start.elapsed());
         }
-        // The prompt may arrive in two parts.
+        // Keep the end of the output, because the prompt may arrive in two parts.
         let known = shown.len().saturating_sub(4096);
         shown.drain(..known);
     }

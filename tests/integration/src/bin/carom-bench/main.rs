@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The part of `scripts/bench` that runs on the machine with KVM and the NVMe drive: starts the guests, measures and writes JSON.
-//! Other subcommands show tables of the results. The subcommand `demo` does the same work for `scripts/demo`.
+//! Program that `scripts/bench` runs on the machine with KVM and the NVMe drive. The subcommand `run` starts the guests, measures,
+//! and writes the results as JSON. The subcommand `demo` does the same work for `scripts/demo`. The other subcommands show, compare
+//! or check results.
 
 mod allocator;
 mod compare;
@@ -57,7 +58,7 @@ use crate::sample::{Key, Sample, Step};
 use crate::table::{Scope, Table};
 use crate::tables::TABLES;
 
-/// Starts the guests of scripts/bench and scripts/demo and shows their figures.
+/// Runs the guests of scripts/bench and scripts/demo, and shows the measured figures.
 #[derive(Debug, Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -75,7 +76,7 @@ enum Action {
         /// Measure only tables with counted instructions.
         #[arg(long)]
         counting: bool,
-        /// Measure only tables that need no guest, and write no description of a machine for guests.
+        /// Measure only tables that need no guest. The results then name `native` as the rig.
         #[arg(long, conflicts_with = "counting")]
         native: bool,
     },
@@ -86,11 +87,12 @@ enum Action {
         /// Directory for plots.
         #[arg(long, value_name = "DIR")]
         plots: Option<PathBuf>,
-        /// File of an earlier run, whose counts are compared with the counts of this run.
+        /// File that `run` wrote in an earlier run. Its counts are compared with the counts in the file JSON.
         #[arg(long, value_name = "BASE")]
         compare: Option<PathBuf>,
     },
-    /// Check that BASE has a table that this measurement also fills, so that both can be compared.
+    /// Check that the file BASE contains a table of counts that this measurement also fills. Only the counts of such tables can be
+    /// compared.
     Check {
         /// File of an earlier run.
         base: PathBuf,
@@ -134,8 +136,7 @@ struct Files {
     /// Description of the machine.
     #[arg(long, value_name = "TEXT", default_value = "")]
     machine: String,
-    /// File to which each sample is saved immediately. If the file already has samples of this run, the run does not measure
-    /// them again.
+    /// File to which each sample is saved as soon as it is measured. The run skips work whose sample is already in the file.
     #[arg(long, value_name = "FILE")]
     samples: PathBuf,
     /// File for the results.
@@ -196,14 +197,14 @@ fn act(action: Action) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes results to their file. The exit status is a failure if anything failed.
+/// Writes `results` to the file `json`. Returns a failing exit status if `failures` is not empty.
 fn write(json: &Path, results: &impl Serialize, failures: &[String]) -> Result<ExitCode> {
     let text = serde_json::to_string_pretty(results)?;
     fs::write(json, text + "\n").with_context(|| format!("cannot write {}", json.display()))?;
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Reads the results in a file.
+/// Reads results from a JSON file.
 fn read<R: DeserializeOwned>(json: &Path) -> Result<R> {
     let text = fs::read_to_string(json);
     let results = text.map_err(Error::new).and_then(|text| Ok(serde_json::from_str(&text)?));
@@ -213,7 +214,7 @@ fn read<R: DeserializeOwned>(json: &Path) -> Result<R> {
 /// Part of the tables to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// All tables. Runs of the other parts have already saved their samples to the same file.
+    /// All tables. Earlier runs of the other parts may have saved samples to the same file, which are then not measured again.
     All,
     /// Tables with counted instructions.
     Counted,
@@ -242,8 +243,9 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
     let rounds_of = |table: &Table| if is_once_enough && table.is_once_enough { 1 } else { rounds };
     let (site, versions) = match part {
         Part::Native => {
-            let carom =
-                PathBuf::from(env::var_os("CAROM_BIN").context("CAROM_BIN is not set; start this by scripts/bench")?);
+            let carom = PathBuf::from(
+                env::var_os("CAROM_BIN").context("CAROM_BIN is not set; run scripts/bench, which sets it")?,
+            );
             let versions = BTreeMap::from([("carom".to_owned(), machine::carom(&carom)?)]);
             (Site { rig: "native".into(), ..Site::default() }, versions)
         }
@@ -253,8 +255,8 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
             (site, versions)
         }
     };
-    // A sample belongs to this run only if Carom and the VMMs that it is compared with are the same. So the run's name contains
-    // these VMMs.
+    // A saved sample is used again only if neither Carom nor the VMMs for comparison have changed. So the name of the run contains
+    // Carom's version and the variables that select these VMMs.
     let peers = [QEMU, CLOUD_HYPERVISOR, BASE, OTHER].map(|variable| env::var(variable).unwrap_or_default());
     let run = format!("{} {} {peers:?}", scope.name(), versions.get("carom").map_or("", String::as_str));
     let tables: Vec<&Table> = TABLES.iter().filter(|table| measurement.wants(table.name)).collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cost of mapping and unmapping in the guest's kernel, in counts that do not depend on the host's load. A module of
-//! `guest/bench` makes mappings for the edu device, and the rig's emulator counts.
+//! Cost of mapping and unmapping in the guest's kernel. A module of `guest/bench` makes mappings for the edu device. The rig's
+//! emulator counts the executed instructions and the touched memory, which do not depend on the host's load.
 
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("map_counts", "mode", SHOWN, work).once();
 
-/// Measured calls: the mapped object, the direction, and the number of mapped pages. The order is the order of the module's
-/// marks. Each call has one mark for mapping and one mark for unmapping. The first call maps nothing; its cost is subtracted from
-/// the cost of the other calls.
+/// Measured calls, in the order of the module's marks. Each entry has the mapped object, the direction, and the number of mapped
+/// pages. Each entry has one mark for mapping and one mark for unmapping. The first entry maps nothing. Its cost is subtracted from
+/// the cost of the other entries.
 const CALLS: [(&str, &str, u32); 5] = [
     ("nothing", "", 0),
     ("page", "to the device", 1),
@@ -41,8 +41,9 @@ const WHATS: [&str; 4] = ["instructions", "locked", "lines", "pages"];
 const PAGE: f64 = 4096.0;
 const LINE: f64 = 64.0;
 
-/// Strict mode is left out, because its instruction count depends on the host's speed. The guests have two CPUs, because a kernel
-/// with one CPU replaces the lock prefixes of instructions.
+/// Guests of the table. No guest uses strict mode, because the instruction count of strict mode depends on the host's speed. The
+/// guests have two CPUs, because a kernel with one CPU replaces the lock prefixes of its instructions. The emulator could then
+/// count no locked operations.
 static GUESTS: Guests = Guests {
     modes: [(NO_VIOMMU, Kernel::ModularStock), (BOUNCE, Kernel::Modular), (GUEST_PAGES, Kernel::Modular)],
     cpus: 2,
@@ -76,12 +77,12 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<M
     let bounces = mode.iommu;
     ensure!(
         (bounced >= COUNTED * 4) == bounces,
-        "{bounced} mappings of the edu device bounced; they must all bounce if the mode has an IOMMU, and only then"
+        "{bounced} mappings of the edu device bounced; all must bounce in a mode with an IOMMU, and none in other modes"
     );
     let mut rows = Vec::new();
     for (place, (what, direction, data)) in CALLS.into_iter().enumerate().skip(1) {
         for (unmaps, call) in ["map", "unmap"].into_iter().enumerate() {
-            // Data for the device is copied by the map call, and data from the device by the unmap call. A copy touches both the
+            // The map call copies data for the device, and the unmap call copies data from the device. A copy touches both the
             // buffer and the slot.
             let copied = bounces && (unmaps == 1) == (direction == "from the device");
             let data = if copied { 2.0 * f64::from(data) } else { 0.0 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cost of mapping and unmapping, by the kernel's `dma_map_benchmark` on the drive.
+//! Cost of mapping and unmapping, measured by the kernel's `dma_map_benchmark` on the drive.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ fn mappings(scope: Scope) -> Vec<Mapping> {
 
 /// Returns the work of a guest. With one vCPU, one thread maps. With two vCPUs, several threads map at the same time.
 fn in_a_guest(mode: &'static Mode, vcpus: u8, mappings: Vec<Mapping>) -> Work {
-    // After each measurement, the program needs some time to check its counts.
+    // The estimate adds a second to each measurement, because the benchmark program then checks its counts.
     let each = Duration::from_secs(u64::from(SECONDS) + 1);
     let estimate = AROUND + each * u32::try_from(mappings.len()).unwrap_or(u32::MAX);
     let run = move |site: &Site, name: &str| {

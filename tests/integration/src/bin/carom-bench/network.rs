@@ -24,7 +24,7 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("network", "mode", SHOWN, work);
 
-/// Tap interface of the host, and the addresses of the host and of the guest on this network.
+/// Tap interface of the host, and the IP addresses of the host and of the guest on the tap's network.
 const TAP: &str = "carombench";
 const HOST: &str = "10.78.1.1";
 const GUEST: &str = "10.78.1.2";
@@ -55,7 +55,7 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
 fn in_a_guest(mode: &'static Mode, seconds: u32) -> Work {
     let estimate = AROUND + Duration::from_secs(4 * u64::from(seconds + 2));
     let run = move |site: &Site, name: &str| {
-        let program = site.iperf.as_deref().context("CAROM_IPERF3 is not set; start this by scripts/bench")?;
+        let program = site.iperf.as_deref().context("CAROM_IPERF3 is not set; run scripts/bench, which sets it")?;
         let _tap = Interface::make()?;
         let _server = serve(program)?;
         let mut guest = mode.bare_guest(name).memory_mib(LITTLE_RAM_MIB).virtio_net(TAP, mode.iommu);
@@ -73,7 +73,7 @@ fn in_a_guest(mode: &'static Mode, seconds: u32) -> Work {
 /// libraries.
 fn with_libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
-    ensure!(output.status.success(), "ldd {}: {}", program.display(), output.status);
+    ensure!(output.status.success(), "ldd {} failed: {}", program.display(), output.status);
     let text = String::from_utf8_lossy(&output.stdout);
     let libraries = text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
     Ok(iter::once(program.into()).chain(libraries).collect())
@@ -83,8 +83,8 @@ fn file_name(file: &Path) -> String {
     file.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Returns a job that runs the streams one after the other and prints iperf3's JSON for each. In the guest, the libraries are in
-/// the program's directory.
+/// Returns a job that runs the streams one after the other and prints iperf3's JSON for each stream. In the guest, the libraries
+/// are in the program's directory.
 fn job(program: &str, seconds: u32) -> String {
     let mut job = format!(
         r#"i=0
@@ -128,7 +128,7 @@ fn measured(outcome: &Outcome, mode: &Mode) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Parses iperf3's JSON. The figures count received data only.
+/// Parses iperf3's JSON. The figures contain only data that arrived at the receiver.
 fn row(mode: &Mode, traffic: &Traffic, line: &str) -> Result<Row> {
     let report: Value = serde_json::from_str(line).with_context(|| format!("invalid report of iperf3: {line:?}"))?;
     ensure!(report["error"].is_null(), "iperf3: {}", report["error"]);
@@ -171,7 +171,7 @@ impl Interface {
 impl Drop for Interface {
     fn drop(&mut self) {
         if Path::new("/sys/class/net").join(TAP).exists() {
-            // The command itself reports errors.
+            // The command prints its own errors.
             let _ = ip(&format!("link del dev {TAP}"));
         }
     }
@@ -179,16 +179,17 @@ impl Drop for Interface {
 
 fn ip(words: &str) -> Result<()> {
     let status = Command::new("ip").args(words.split(' ')).status().context("cannot start ip")?;
-    ensure!(status.success(), "ip {words}: {status}");
+    ensure!(status.success(), "the command 'ip {words}' failed: {status}");
     Ok(())
 }
 
-/// Starts iperf3 on the host.
+/// Starts the iperf3 server on the host.
 fn serve(program: &Path) -> Result<KilledOnDrop> {
     let mut command = Command::new(program);
     command.args(["--server", "--bind", HOST]).stdin(Stdio::null()).stdout(Stdio::null());
     let mut server = KilledOnDrop(command.spawn().with_context(|| format!("cannot start {}", program.display()))?);
-    // A server that cannot start ends immediately. The delay costs nothing, because the guest takes longer to start.
+    // If the server cannot start, it ends within this delay. The delay does not affect the measurement, because the guest has not
+    // started yet.
     thread::sleep(Duration::from_millis(200));
     let ended = server.0.try_wait().context("cannot query iperf3's status")?;
     ensure!(ended.is_none(), "iperf3 ended immediately and does not serve at {HOST}: {ended:?}");

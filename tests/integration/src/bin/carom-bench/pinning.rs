@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Start time of guests of several sizes, and their pinned memory while their drive works.
+//! Start time of guests of several sizes, and the memory that is pinned while fio reads from the guest's drive.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ const FREED_MIB: u32 = 256;
 /// Time that a guest has to return freed memory to the host, in seconds.
 const RETURN_TIME: u32 = 5;
 
-/// Work of the drive.
+/// Cell of fio that runs while the pinned memory is measured.
 const CELL: Cell = Cell { pattern: RANDREAD, kib: 64, depth: 64, jobs: 1, extent: Extent::Seconds(2) };
 
 fn work(scope: Scope, _: &Site) -> Vec<Work> {
@@ -39,7 +39,7 @@ fn work(scope: Scope, _: &Site) -> Vec<Work> {
     sizes.iter().flat_map(|gib| wanted.iter().map(|mode| in_a_guest(*mode, *gib))).collect()
 }
 
-/// Start of the lines with the guest's free memory, in KiB.
+/// First word of console lines that report the guest's free memory, in KiB.
 const FREE: &str = "CAROM-FREE";
 
 /// Returns a job that uses and frees memory. Meanwhile, the job verifies I/O on the drive.
@@ -54,7 +54,7 @@ fn free_memory() -> String {
     )
 }
 
-/// Returns how much of the memory that the guest freed was returned to the host, in percent.
+/// Returns the percentage of freed memory that the guest has returned to the host.
 fn returned_percent(outcome: &Outcome) -> Result<f64> {
     let passes = outcome.values("CAROM-VERIFY").count();
     ensure!(passes > 0, "the guest verified no data on the drive while its memory was filled and freed");
@@ -72,7 +72,7 @@ fn returned_percent(outcome: &Outcome) -> Result<f64> {
         .collect::<Result<_, _>>()
         .context("a CAROM-FREE line of the console is not a number")?;
     let [before, after] = free[..] else {
-        bail!("the console has {} lines with the guest's free memory, and not two", free.len())
+        bail!("the console has {} CAROM-FREE lines with the guest's free memory; it must have two", free.len())
     };
     // The difference also includes a little memory that fio allocates and frees.
     let freed = after - before;

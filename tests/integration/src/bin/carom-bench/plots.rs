@@ -14,7 +14,7 @@ use crate::results::{Merged, Results};
 /// Width and height, in pixels.
 const SIZE: (u32, u32) = (860, 480);
 
-/// Colours that most people can distinguish (Okabe and Ito), also in print.
+/// Colours by Okabe and Ito, which most people can distinguish, also in print.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 0, 0),
     RGBColor(213, 94, 0),
@@ -26,7 +26,7 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(120, 120, 120),
 ];
 
-/// Sizes in ascending order. They are texts, so the axis cannot sort them by value.
+/// Block sizes in ascending order. The sizes in the results are texts, so they cannot be sorted by value.
 const SIZES: [&str; 6] = ["4k", "16k", "64k", "128k", "256k", "1M"];
 
 /// Plot of one figure of a table. The values of a key are on the horizontal axis, and each mode has a line.
@@ -47,7 +47,7 @@ struct Line<'a> {
     points: Vec<(f64, f64, f64, f64)>,
 }
 
-/// Writes plots to `dir`. Leaves out a plot if its figure was measured at only one place of the axis.
+/// Writes plots to `dir`. Leaves out a plot if its figure was measured for only one value on the horizontal axis.
 ///
 /// # Errors
 /// Fails if a file cannot be written.
@@ -100,7 +100,7 @@ fn plots(results: &Results) -> Vec<Plot<'_>> {
     plots
 }
 
-/// Returns the wanted rows of a table.
+/// Returns the rows of a table for which `wanted` is true.
 fn of<'a>(results: &'a Results, table: &str, wanted: impl Fn(&Merged) -> bool) -> Vec<&'a Merged> {
     results.tables.get(table).into_iter().flatten().filter(|row| wanted(row)).collect()
 }
@@ -123,7 +123,7 @@ fn word(value: &Value) -> String {
 }
 
 impl<'a> Plot<'a> {
-    /// Returns the values on the axis.
+    /// Returns the values on the horizontal axis, in ascending order.
     fn axis(&self) -> Vec<&'a Value> {
         let mut values: Vec<&Value> = Vec::new();
         for value in
@@ -174,7 +174,7 @@ fn draw(file: &Path, title: &str, axis: &[String], lines: &[Line]) -> Result<(),
         .y_label_area_size(60)
         // The axis extends beyond the last value, to leave space for the names at the ends of the lines.
         .build_cartesian_2d(-0.1..last + last * 0.25, -0.06 * top..top)?;
-    // The labels of the horizontal axis are texts. They are drawn below 0.
+    // The horizontal axis has no labels of its own (`x_labels(0)`). Its labels are texts, which are drawn below 0.
     let mut mesh = chart.configure_mesh();
     mesh.disable_x_mesh().x_labels(0).max_light_lines(0).y_label_formatter(&|figure| format!("{figure:.0}")).draw()?;
     let label = |colour: RGBColor| ("sans-serif", 14).into_font().color(&colour);

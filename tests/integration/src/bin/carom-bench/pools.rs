@@ -21,9 +21,9 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("pools", "mode", SHOWN, work).once();
 
-/// Without an IOMMU, with swiotlb's pool of 64 MiB, which the kernel allocates at boot.
+/// Mode without an IOMMU, with swiotlb's pool of 64 MiB. The kernel allocates this pool at boot.
 const SWIOTLB: Mode = Mode { name: "swiotlb", cmdline: "swiotlb=force", ..NO_VIOMMU };
-/// Without an IOMMU, with a swiotlb pool of 1 MiB, which the kernel enlarges at run time (`CONFIG_SWIOTLB_DYNAMIC`).
+/// Mode without an IOMMU, with a swiotlb pool of 1 MiB. The kernel enlarges this pool at run time (`CONFIG_SWIOTLB_DYNAMIC`).
 const SWIOTLB_DYNAMIC: Mode = Mode { name: "swiotlb-dynamic", cmdline: "swiotlb=512,force", ..NO_VIOMMU };
 
 /// Modes of the comparison of pools. Only the first mode has no pool.
@@ -32,7 +32,7 @@ static POOLS: [Mode; 5] = [NO_VIOMMU, SWIOTLB, SWIOTLB_DYNAMIC, BOUNCE, GUEST_PA
 /// Modes of the comparison of buffers. The first mode maps all memory statically.
 static BUFFERS: [Mode; 4] = [NO_VIOMMU, BOUNCE, GUEST_PAGES, STRICT];
 
-/// Number of repetitions of cells that use a buffer once. Their median counts.
+/// Number of runs of each cell that uses a buffer only once. The row contains the median of these runs.
 const FIRST_USES: usize = 5;
 
 /// Shell lines that make the bounce pools return all their chunks, if the guest has such pools.
@@ -49,12 +49,12 @@ for pool in /sys/kernel/debug/iommu_bounce/domain*; do
     echo 10000 >"$pool/idle_ms"
 done"#;
 
-/// State of the pool before a cell. Each row contains this as a key.
+/// State of the pool before a cell. This state is a key of the cell's row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
-    /// The pool is empty, if the mode's pool can be emptied.
+    /// The pool is empty, unless it is a pool of swiotlb, which cannot be emptied.
     Empty,
-    /// The pool is filled: the same cell has just run.
+    /// The pool is filled, because the same cell has just run.
     Filled,
     /// The pool is empty before the first use of a buffer, and the cell uses the buffer this many times.
     Uses(u32),
@@ -77,7 +77,7 @@ fn pools(scope: Scope) -> Vec<(Cell, Kind)> {
     [READ, WRITE].into_iter().flat_map(of).collect()
 }
 
-/// Returns the cells of the comparison of buffers. Each cell reads to one buffer. In strict mode, leaves out cells that would
+/// Returns the cells of the comparison of buffers. Each cell reads into one buffer. In strict mode, leaves out cells that would
 /// take minutes.
 fn buffers(scope: Scope, mode: &Mode) -> Vec<(Cell, Kind)> {
     let slow = *mode == STRICT;
@@ -96,7 +96,7 @@ fn buffers(scope: Scope, mode: &Mode) -> Vec<(Cell, Kind)> {
     cells
 }
 
-/// Estimates the duration, at about 100 MiB per second.
+/// Estimates the duration of a cell, at about 100 MiB per second.
 fn estimate(cell: &Cell, kind: Kind) -> Duration {
     match kind {
         Kind::Uses(uses) => Duration::from_secs_f64(1.5 + f64::from(uses * cell.kib) / 1024.0 / 100.0),
@@ -139,7 +139,7 @@ fn measured(outcome: &Outcome, mode: &Mode, cells: &[(Cell, Kind)], results: Vec
     }
     for ((cell, kind), times) in uses {
         let Kind::Uses(number) = kind else { continue };
-        let time = median(times.iter().map(|done| done.latency_us)).context("no time")?;
+        let time = median(times.iter().map(|done| done.latency_us)).context("no latency was measured")?;
         let of = [("mode", mode.name.into()), ("buffer", cell.size().into()), ("uses", number.into())];
         let mut row = Row::new(of, [("use_us", time)]);
         if let Some(requests) = median(times.iter().filter_map(requests)) {
@@ -150,7 +150,8 @@ fn measured(outcome: &Outcome, mode: &Mode, cells: &[(Cell, Kind)], results: Vec
     Ok(measured)
 }
 
-/// Returns the number of MAP, UNMAP and WINDOW_ADD requests of the guest in a cell, or `None` without a virtio-iommu.
+/// Returns the total number of MAP, UNMAP and WINDOW_ADD requests that the guest sent during a cell. Returns `None` without a
+/// virtio-iommu.
 fn requests(done: &Done) -> Option<f64> {
     let of = |probe: &Probe| {
         let kinds = ["requests_map", "requests_unmap", "requests_window_add"];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Results as text: Markdown tables, one for each shown figure, with the modes side by side.
+//! Results as Markdown text. Each shown figure has its own table, in most cases with one column for each mode.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,7 +17,9 @@ pub(crate) fn text(results: &Results) -> String {
     let rounds = match results.rounds {
         1 => "one round".to_owned(),
         rounds => {
-            format!("medians of {rounds} interleaved rounds (minimum–maximum); without parentheses: one round")
+            format!(
+                "figures with parentheses: median (minimum–maximum) of up to {rounds} rounds; other figures: one round"
+            )
         }
     };
     let mut text = head(&results.machine, &results.versions);
@@ -34,7 +36,7 @@ pub(crate) fn text(results: &Results) -> String {
         }
     }
     if !results.summary.is_empty() {
-        text += "\nSummary, calculated in each round:\n\n";
+        text += "\nSummary (each figure is calculated separately for each round):\n\n";
         text += &summary(results);
     }
     text + "\n" + &tail(results.retries, &results.failures)
@@ -66,8 +68,8 @@ fn by_keys<'row>(table: &Table, rows: impl Iterator<Item = &'row Merged>) -> Vec
     parts
 }
 
-/// Returns a table of one figure: a row for each combination of the other keys, and a column for each value of the key
-/// `table.across`.
+/// Returns a table of one figure. The table has a column for each value of the key `table.across`, and a row for each combination
+/// of the other keys' values.
 fn side_by_side(table: &Table, shown: &Shown, rows: &[&Merged]) -> String {
     let mut columns: Vec<&Value> = Vec::new();
     let mut lines: Vec<Vec<(&String, &Value)>> = Vec::new();

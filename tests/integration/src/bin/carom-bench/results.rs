@@ -20,13 +20,13 @@ pub(crate) struct Results {
     pub(crate) versions: BTreeMap<String, String>,
     /// Selection of cells: `quick`, `plain` or `all-cells`.
     pub(crate) scope: String,
-    /// Number of rounds, which are interleaved.
+    /// Maximum number of rounds of a table. All tables finish a round before any table starts the next round.
     pub(crate) rounds: u32,
     /// Tables by name.
     pub(crate) tables: BTreeMap<String, Vec<Merged>>,
-    /// Figures of the summary by name: medians over the rounds.
+    /// Median over the rounds of each summary figure, by name.
     pub(crate) summary: BTreeMap<String, f64>,
-    /// Rounds and spread of each figure of the summary.
+    /// Number of rounds, spread and confidence interval of each summary figure, by name.
     pub(crate) summary_measured: BTreeMap<String, Measured>,
     /// Failures, one per line.
     pub(crate) failures: Vec<String>,
@@ -37,17 +37,17 @@ pub(crate) struct Results {
 /// Row of a table, combined from the samples of all rounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Merged {
-    /// Keys, and the medians of the figures.
+    /// Keys of the row, and the median of each figure.
     #[serde(flatten)]
     pub(crate) fields: Map<String, Value>,
     /// Number of rounds that measured the row.
     pub(crate) rounds: usize,
-    /// Spread by figure.
+    /// Spread of each figure over the rounds, by name.
     pub(crate) spread: BTreeMap<String, Spread>,
 }
 
 impl Results {
-    /// Combines samples.
+    /// Combines the samples of all rounds into results.
     pub(crate) fn new(
         machine: Machine,
         mut versions: BTreeMap<String, String>,
@@ -81,7 +81,7 @@ impl Results {
     }
 }
 
-/// Combines rows with equal keys, in order of the first occurrence.
+/// Combines rows with equal keys. The combined rows keep the order in which their keys first occur.
 fn merge(rows: &[&Row]) -> Vec<Merged> {
     let mut groups: Vec<(&Row, Vec<&Row>)> = Vec::new();
     for &row in rows {

@@ -61,8 +61,8 @@ impl journal::Step for Step {
     }
 }
 
-/// Returns all work of a run, round by round. A table that has fewer rounds than others is not in the later rounds. Pieces of
-/// work that are compared are adjacent.
+/// Returns all work of a run, round by round. A table with fewer rounds than other tables is missing in the later rounds. Within a
+/// round, the work of a table keeps its order, so pieces of work that are compared are adjacent.
 pub(crate) fn steps(
     run: &str,
     rounds: impl Fn(&Table) -> u32,
@@ -84,8 +84,7 @@ pub(crate) fn steps(
 
 /// Returns the steps whose guests have one of these modes, or all steps if `modes` is empty.
 ///
-/// # Errors
-/// Fails if no guest of the run has a named mode.
+/// # Errors Fails if `modes` contains a mode that no guest of the run has.
 pub(crate) fn only(steps: Vec<Step>, modes: &[String]) -> Result<Vec<Step>> {
     // The name of the work begins with the mode.
     let is_of = |step: &Step, mode: &String| step.work.name.split([' ', ',']).next() == Some(mode.as_str());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cost of seccomp filters: fio's operations per second with and without filters. The two guests that are compared run one after
-//! the other.
+//! Cost of seccomp filters: fio's operations per second with and without filters. The two guests of a comparison run directly after
+//! each other.
 
 use carom_integration::Site;
 use carom_integration::measure::fio::{Cell, Done, Extent, READ};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Gain in operations per second from a second job on a second vCPU. The gain is measured on a real drive, and on a drive that
-//! discards writes. The second drive is so fast that it limits neither one job nor two jobs.
+//! discards writes. The drive that discards writes is so fast that it limits neither one job nor two jobs.
 
 use anyhow::Context;
 use carom_integration::Site;
@@ -21,7 +21,7 @@ enum Drive {
     Null,
 }
 
-/// Returns the work. One job and two jobs are adjacent, because they are compared.
+/// Returns the work. The guests with one job and with two jobs are adjacent, because they are compared.
 fn work(scope: Scope, site: &Site) -> Vec<Work> {
     let drives: &[Drive] = if site.null_nvme.is_some() { &[Drive::Real, Drive::Null] } else { &[Drive::Real] };
     let mut work = Vec::new();
@@ -46,8 +46,9 @@ fn in_a_guest(mode: &'static Mode, drive: Drive, jobs: u8, cells: Vec<Cell>) -> 
         Drive::Null => ("null", |site| site.null_nvme.as_ref()),
     };
     let guest = move |site: &Site, name: &str| {
-        let address = address(site)
-            .context("this table needs the drives CAROM_NVME and CAROM_NULL_NVME; start this by scripts/bench")?;
+        let address = address(site).context(
+            "this table needs the drives CAROM_NVME and CAROM_NULL_NVME; run scripts/bench, which sets both variables",
+        )?;
         Ok(mode.guest_with(address, name).memory_mib(RAM_MIB).cpus(jobs))
     };
     let row = move |cell: &Cell, done: &Done| {

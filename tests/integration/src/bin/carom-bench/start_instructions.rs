@@ -18,7 +18,7 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("start_instructions", "vmm", SHOWN, work);
 
-/// Estimated duration of a guest. The emulator counts from start to end.
+/// Estimated duration of a guest. The emulator counts during the whole time, which slows the guest down.
 const ESTIMATE: Duration = Duration::from_secs(20);
 
 fn work(_: Scope, site: &Site) -> Vec<Work> {
@@ -34,7 +34,8 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 
 fn measure(started: Started, site: &Site, name: &str) -> Result<Measured> {
     site.instructions.as_ref().context("this table needs a rig that counts instructions")?;
-    let dir = tempfile::tempdir().context("cannot create a directory for files")?;
+    let dir =
+        tempfile::tempdir().context("cannot create a temporary directory for the files of the guest's devices")?;
     let outcome =
         table::run(started.guest(site, name, PRINT_VERSIONS, dir.path())?.cmdline("PROBE=begun"), ESTIMATE, site)?;
     Measured::of(&outcome, vec![Row::new(started.keys(), figures(&outcome)?)])
@@ -54,8 +55,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns the outcome of a start. The machine has executed `before` instructions at the VMM's start, and `until`
-    /// instructions at the guest's first program.
+    /// Returns the outcome of a start. The machine has executed `before` instructions at the VMM's start, and `until` instructions
+    /// at the start of the guest's first program.
     fn outcome(before: Option<u64>, until: Option<u64>, exits: &[(&str, u64)]) -> Outcome {
         let kvm = exits.iter().map(|(name, count)| ((*name).into(), *count)).collect();
         let probe = Probe { executed: until, kvm, ..Probe::default() };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Summary of the tables: ratios of figures, calculated in each round.
+//! Summary of the tables, mainly ratios of figures. Each figure of the summary is calculated separately for each round.
 
 use std::collections::BTreeMap;
 
@@ -20,10 +20,10 @@ const PAIRS: [(&str, &str); 7] = [
     ("bounce", "ch-lazy"),
 ];
 
-/// Pairs of modes for the table with lent memory.
+/// Pairs of modes whose operations per second are compared in the table `lent`.
 const LENT_PAIRS: [(&str, &str); 2] = [("lent", "no-viommu"), ("lent", "bounce")];
 
-/// Suffix of the modes of the other build of Carom.
+/// Suffix of the names of modes in which the other build of Carom runs.
 const BASE_VMM: &str = "-base-vmm";
 
 /// Table whose figures are compared between two builds of Carom: the table's name, the keys that identify its rows, and the
@@ -37,29 +37,29 @@ const OF_BASE: [OfBase; 5] = [
     ("vmm", &["devices", "kernel"], &["start_ms", "own_mib", "api_ready_ms", "api_us"]),
 ];
 
-/// Mode with static pinning. In the table `density`, the results of other modes are divided by the results of this mode.
+/// Mode that maps all memory statically. In the tables `density` and `pools`, the other modes are compared with this mode.
 const STATIC: &str = "no-viommu";
 
-/// Mode whose ratios in the table `density` are the main figures.
+/// Mode whose ratios to [`STATIC`] are the figures `density_ratio` and `density_iops_ratio`.
 const DENSEST: &str = "bounce-reporting";
 
-/// Rounds and spread of a figure.
+/// Number of rounds, spread and confidence interval of a figure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub(crate) rounds: usize,
     #[serde(flatten)]
     pub(crate) spread: Spread,
-    /// 95 % confidence interval of the median, for six rounds or more.
+    /// 95 % confidence interval of the median. `None` with fewer than six rounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) interval: Option<(f64, f64)>,
 }
 
-/// Figures by name.
+/// Figures of the summary by name.
 #[derive(Debug, Default)]
 pub(crate) struct Summary {
     /// Medians over the rounds.
     pub(crate) medians: BTreeMap<String, f64>,
-    /// Rounds and spread of the figures.
+    /// Number of rounds, spread and confidence interval of each figure.
     pub(crate) measured: BTreeMap<String, Measured>,
 }
 
@@ -114,7 +114,7 @@ struct Against<'a> {
 }
 
 impl Against<'_> {
-    /// Calls `each` for each comparison, with the row, its figure, and the figure of the base row.
+    /// Calls `each` for each comparison, with the own row, the figure of the own row, and the figure of the base row.
     fn each(&self, samples: &[&Sample], mut each: impl FnMut(&Row, f64, f64)) {
         let all: Vec<(u32, &Row)> = rows(samples, self.table).collect();
         for (round, row) in all.iter().filter(|(_, row)| (self.own)(row)) {
@@ -188,7 +188,7 @@ fn sandbox(samples: &[&Sample], figures: &mut Figures) {
     });
 }
 
-/// Adds the slowdown of each mode from static mapping: the lost fraction of the speed at which a buffer is used, as
+/// Compares the speed of buffer uses in each mode with the speed under static mapping, and adds the lost fraction of the speed as
 /// `slowdown_MODE_BUFFER_USES`.
 fn slowdown(samples: &[&Sample], figures: &mut Figures) {
     let base = |row: &Row| is(row, "mode", STATIC);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cost of `dma_sync_*()` for a device that never bounces and for a device that has bounced: instructions of guest kernels with
-//! and without the patch. A module of `guest/bench` makes the calls, and the rig's emulator counts instructions between its
+//! Cost of `dma_sync_*()` in guest kernels with and without the patch. Compares a device that has never bounced with a device that
+//! has bounced. A module of `guest/bench` makes the calls, and the rig's emulator counts the instructions between the module's
 //! marks.
 
 use std::time::Duration;
@@ -61,7 +61,7 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<M
         outcome.value("CAROM-BOUNCED")?.parse().context("CAROM-BOUNCED in the console is not a number")?;
     ensure!(
         (bounced > 0) == mode.windows,
-        "{bounced} mappings of the drive bounced; they must bounce if the mode has windows, and only then"
+        "{bounced} mappings of the drive bounced; some must bounce in a mode with windows, and none in other modes"
     );
     let mut rows = Vec::new();
     for (place, device) in DEVICES.into_iter().enumerate() {

@@ -21,7 +21,7 @@ pub(crate) enum Scope {
 }
 
 impl Scope {
-    /// Returns the name in results.
+    /// Returns the name of the scope in the results.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Quick => "quick",
@@ -37,7 +37,7 @@ pub(crate) struct Table {
     pub(crate) name: &'static str,
     /// Key whose values are the columns. The other keys identify the rows.
     pub(crate) across: &'static str,
-    /// Figures in the report. The report has a separate table for each.
+    /// Figures that the report shows. The report has a separate table for each figure.
     pub(crate) shown: &'static [Shown],
     /// True if a plain run measures the table in only one round by default, because the table takes long or its figures vary
     /// little.
@@ -67,7 +67,7 @@ impl Table {
 pub(crate) struct Shown {
     /// Key of the figure in rows.
     pub(crate) figure: &'static str,
-    /// Description with its unit.
+    /// Description of the figure, with the unit.
     pub(crate) title: &'static str,
     /// Number of decimals.
     pub(crate) places: usize,
@@ -108,19 +108,19 @@ pub(crate) struct Work {
     pub(crate) name: String,
     /// Estimated duration.
     pub(crate) estimate: Duration,
-    /// Function that measures.
+    /// Function that does the work.
     pub(crate) run: Measure,
 }
 
-/// Function that measures at a site. The second argument is a name for guests, which is unique within the run.
+/// Function that does a piece of work at a site. The second argument is a name for its guests, which is unique within the run.
 pub(crate) type Measure = Box<dyn Fn(&Site, &str) -> Result<Measured>>;
 
 /// Result of a measurement.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
-    /// The rows.
+    /// Rows that this measurement adds to the table.
     pub(crate) rows: Vec<Row>,
-    /// Failures of some rows, one per line.
+    /// Failures that did not end the measurement, one per line.
     pub(crate) failures: Vec<String>,
     /// Versions of the programs in the guest.
     pub(crate) versions: BTreeMap<String, String>,
@@ -129,17 +129,17 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    /// Returns these rows with the guest's versions and restarts.
+    /// Returns `rows`, with the program versions and the number of restarts from the guest's outcome.
     pub(crate) fn of(outcome: &Outcome, rows: Vec<Row>) -> Result<Self> {
         let versions = workload::guest_versions(outcome)?;
         Ok(Self { rows, versions, retries: outcome.retries, failures: Vec::new() })
     }
 }
 
-/// RAM of a guest that needs little, in MiB.
+/// RAM of a guest that needs little memory, in MiB.
 pub(crate) const LITTLE_RAM_MIB: u32 = 512;
 
-/// Runs a guest with a time limit of three times its estimate plus a minute. Fails unless its job succeeds.
+/// Runs a guest with a time limit of three times its estimate plus a minute. Fails if the guest's job fails.
 pub(crate) fn run(guest: Guest, estimate: Duration, site: &Site) -> Result<Outcome> {
     let outcome = guest.time_limit(estimate * 3 + Duration::from_secs(60)).run(site)?;
     ensure!(outcome.job_status == 0, "the job ended with status {}; console:\n{}", outcome.job_status, outcome.console);

@@ -7,40 +7,40 @@ use carom_integration::workload::WAIT_FOR_NVME;
 /// Line that the guest prints after touching its working set once, before it starts to work.
 pub(crate) const READY: &str = "CAROM-TENANT-READY";
 
-/// Writes per second. Each written block is read again.
+/// Number of writes per second. The guest also reads each written block back.
 const RATE: u32 = 10;
 
 /// Working set, in MiB.
 const WORKING_SET_MIB: u32 = 96;
 
-/// Time for which a guest keeps its working set, and time from freeing the working set to allocating it again, in seconds.
+/// Time for which a guest keeps its working set (`HOLD`), and time from freeing it to allocating it again (`REST`), in seconds.
 /// These times are so long that all guests together leave half of the CPU time idle.
 const HOLD: u32 = 8;
 const REST: u32 = 16;
 
-/// Returns the job of guest `number`. Each guest starts at another point of the cycle of keeping and freeing memory.
+/// Returns the job of guest `number`. The number determines the point at which the guest starts in the cycle of `HOLD` and `REST`.
 pub(crate) fn job(number: usize) -> String {
     let phase = number * 10 % 24;
     format!("{WAIT_FOR_NVME}exec tenant /dev/nvme0n1 {RATE} {WORKING_SET_MIB} {HOLD} {REST} {phase}\n")
 }
 
-/// Work of a guest over two seconds.
+/// Figures of a guest's work in about two seconds, from one line on its console.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Line {
     pub(crate) operations: f64,
     /// Actual duration, in ms.
     pub(crate) ms: f64,
     pub(crate) p99_us: f64,
-    /// Wrong blocks and pages since the guest's start.
+    /// Number of blocks and pages with wrong contents since the guest's start.
     pub(crate) wrong: u64,
 }
 
-/// Parses all lines on a console.
+/// Parses all `CAROM-TENANT` lines in the output of a console.
 pub(crate) fn lines(console: &str) -> Vec<Line> {
     console.lines().filter_map(|line| parse(line.trim().strip_prefix("CAROM-TENANT ")?)).collect()
 }
 
-/// Parses a line: number, operations, ms, p99, late, wrong.
+/// Parses the words of a line: number, operations, ms, p99, late, wrong.
 fn parse(line: &str) -> Option<Line> {
     let words: Vec<&str> = line.split(' ').collect();
     let [_, operations, ms, p99, _, wrong] = words[..] else { return None };

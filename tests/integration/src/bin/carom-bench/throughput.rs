@@ -20,16 +20,16 @@ const VMM_CPU: Shown = Shown::new("vmm_cpu_us", "CPU time of the VMM outside the
 
 pub(crate) const TABLE: Table = Table::new("throughput", "mode", &[IOPS, LATENCY, GUEST_CPU, VMM_CPU], work);
 
-/// Figures of tables that show operations per second, and the guest's CPU time per operation.
+/// Figures of tables that show only the operations per second and the guest's CPU time per operation.
 pub(crate) const SHOWN: &[Shown] = &[IOPS, GUEST_CPU];
 
-/// RAM of each guest.
+/// RAM of each guest, in MiB.
 pub(crate) const RAM_MIB: u32 = 1024;
 
 /// Time from the VMM's start to the first cell, plus the time from the last cell to the VMM's end.
 pub(crate) const AROUND: Duration = Duration::from_secs(10);
 
-/// Maximum number of cells per guest. If a guest hangs, only these cells are lost.
+/// Maximum number of cells per guest. If a guest hangs, only the cells of this guest are lost.
 const AT_A_TIME: usize = 30;
 
 /// Modes of a quick run.
@@ -118,7 +118,7 @@ pub(crate) fn of_cells(
     Work { name, estimate, run: Box::new(run) }
 }
 
-/// Returns the job of a guest that waits for its drive and then runs `fio`.
+/// Returns the job of a guest that waits for its drive and then runs the shell lines `fio`.
 pub(crate) fn job(fio: &str) -> String {
     format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{fio}")
 }
@@ -128,7 +128,7 @@ pub(crate) fn estimate(cells: &[Cell]) -> Duration {
     AROUND + cells.iter().map(Cell::estimate).sum::<Duration>()
 }
 
-/// Returns the rows of a guest's cells, and the failures.
+/// Returns the rows of a guest's cells, and the failures of cells without a row.
 pub(crate) fn measured(
     outcome: &Outcome,
     mode: &Mode,

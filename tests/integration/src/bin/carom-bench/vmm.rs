@@ -27,7 +27,7 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("vmm", "vmm", SHOWN, work);
 
-/// Number of API calls. Their median counts.
+/// Number of measured API calls. The result is the median of their times.
 const CALLS: usize = 200;
 
 /// Maximum time until the API answers.
@@ -45,7 +45,7 @@ pub(crate) struct Started {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Devices {
     None,
-    /// A drive by VFIO behind the IOMMU, with windows if the VMM has them, and one emulated device of each kind.
+    /// One emulated device of each kind, and a VFIO drive behind the virtual IOMMU. With Carom, the drive also uses windows.
     Each,
 }
 
@@ -61,9 +61,9 @@ impl Devices {
 /// File format of the guest's kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// Decompresses itself in the guest.
+    /// Compressed kernel, which decompresses itself in the guest.
     BzImage,
-    /// Is not compressed, and starts by the PVH protocol.
+    /// Uncompressed kernel, which the VMM starts by the PVH protocol.
     Vmlinux,
 }
 
@@ -116,13 +116,13 @@ impl Started {
         ]
     }
 
-    /// Returns the guest, which runs `job`. The files of its devices are in `dir`.
+    /// Returns a guest that runs `job`. The files of the guest's devices are in `dir`.
     pub(crate) fn guest(self, site: &Site, name: &str, job: &str, dir: &Path) -> Result<Guest> {
         let guest = Guest::new(name).vmm(self.vmm).kernel(self.form.kernel()).memory_mib(LITTLE_RAM_MIB).job(job);
         let mut guest = guest.look_every(Duration::from_millis(5));
         let mut arguments = Vec::new();
         if self.vmm == Vmm::CloudHypervisor {
-            // All guests of Carom have an API socket and an event file.
+            // All guests of Carom have an API socket and an event file, so guests of Cloud Hypervisor have them too.
             for (option, file) in [("--api-socket", "api"), ("--event-monitor", "events")] {
                 arguments.extend([option.into(), format!("path={}", dir.join(file).display())]);
             }
@@ -152,7 +152,9 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 fn one_of_each(dir: &Path) -> Result<Vec<String>> {
     let file = |name: &str, len: u64| -> Result<String> {
         let path = dir.join(name);
-        fs::File::create(&path).and_then(|file| file.set_len(len)).with_context(|| format!("cannot create {name}"))?;
+        fs::File::create(&path)
+            .and_then(|file| file.set_len(len))
+            .with_context(|| format!("cannot create the device file {name}"))?;
         Ok(path.display().to_string())
     };
     let [disk, pmem] = [file("disk", 64 << 20)?, file("pmem", 16 << 20)?];
@@ -172,7 +174,8 @@ fn one_of_each(dir: &Path) -> Result<Vec<String>> {
 
 fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Result<Measured> {
     let job = format!("{PRINT_VERSIONS}sleep 1\necho {PROBE}idle\nsleep 0.5\n");
-    let dir = tempfile::tempdir().context("cannot create a directory for files")?;
+    let dir =
+        tempfile::tempdir().context("cannot create a temporary directory for the files of the guest's devices")?;
     let outcome = table::run(started.guest(site, name, &job, dir.path())?, estimate, site)?;
     let idle = outcome.probes.first().context("the console has no CAROM-PROBE line")?;
     ensure!(idle.own_bytes > 0, "cannot read how much memory the VMM uses");
@@ -198,7 +201,7 @@ fn is_told_alike(vmm: Vmm) -> bool {
     vmm.is_carom() || vmm == Vmm::CloudHypervisor
 }
 
-/// True if the site has a VMM with a template, and the template accepts a kernel of this format.
+/// True if the site has another VMM, and its command template has the placeholder for a kernel of this format.
 fn boots_other(site: &Site, form: Form) -> bool {
     let placeholder = match form {
         Form::BzImage => Placeholder::Kernel,
@@ -228,9 +231,9 @@ fn program(vmm: Vmm, site: &Site) -> Result<PathBuf> {
 }
 
 /// Measures the time from the VMM's start to its first API answer, in ms. Also measures the median time of `vmm.ping`, with a new
-/// connection for each call, in µs. Carom and Cloud Hypervisor have the same API.
+/// connection for each call, in µs. `program` is Carom or Cloud Hypervisor, which have the same API.
 fn figures_of_api(program: &Path) -> Result<[(String, f64); 2]> {
-    let dir = tempfile::tempdir().context("cannot create a directory for a socket")?;
+    let dir = tempfile::tempdir().context("cannot create a temporary directory for the API socket")?;
     let socket = dir.path().join("api");
     let mut command = Command::new(program);
     command.arg("--api-socket").arg(format!("path={}", socket.display()));
@@ -244,12 +247,15 @@ fn figures_of_api(program: &Path) -> Result<[(String, f64); 2]> {
         Ok(start.elapsed().as_secs_f64() * 1e6)
     };
     while ping().is_err() {
-        ensure!(begun.elapsed() < API_TIME, "the API of {} does not answer", program.display());
+        ensure!(begun.elapsed() < API_TIME, "the API of {} does not answer within {API_TIME:?}", program.display());
         thread::sleep(Duration::from_micros(200));
     }
     let ready = ms(begun.elapsed());
     let times = (0..CALLS).map(|_| ping()).collect::<Result<Vec<_>>>()?;
-    Ok([("api_ready_ms".into(), ready), ("api_us".into(), median(times.into_iter()).context("no calls")?)])
+    Ok([
+        ("api_ready_ms".into(), ready),
+        ("api_us".into(), median(times.into_iter()).context("no API call was measured")?),
+    ])
 }
 
 #[cfg(test)]

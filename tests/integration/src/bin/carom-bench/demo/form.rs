@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Interface of the demo's forms. A form is a kind of measurement: it runs guests of some configurations, parses their figures, and
-//! shows them in tables.
+//! Interface of the demo's forms. A form is a kind of measurement. It runs guests of some configurations, parses the guests'
+//! figures, and shows the figures in tables.
 
 use std::time::Duration;
 
@@ -38,14 +38,13 @@ pub(crate) trait Form: Clone + Serialize + DeserializeOwned {
 
     /// Parses the output of the job.
     ///
-    /// # Errors
-    /// Fails if a figure is missing, or if the guest did not behave as its configuration says.
+    /// # Errors Fails if a figure is missing, or if the VMM's counters do not fit the guest's configuration.
     fn read(step: &Step, outcome: &Outcome) -> Result<Self>;
 
     /// Summarizes the figures of a configuration's guests with one job and with two jobs. Returns `None` if a required figure is
     /// missing.
     fn summary(one_job: &[&Self], two_jobs: &[&Self]) -> Option<Self::Summary>;
 
-    /// Returns the report's tables, followed by one or more empty lines.
+    /// Returns the tables of the report, and the lines that follow the tables.
     fn tables(configs: &[Config<Self::Summary>], machine: &Machine) -> String;
 }

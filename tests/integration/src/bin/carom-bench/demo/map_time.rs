@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The demo with `--map-time`: the time that the guest spends on mapping and unmapping, per GiB that a drive reads. The function
-//! profiler of the guest's kernel measures this time. Unlike `dma_map_benchmark`, this measures the real mappings of drivers.
+//! The demo with `--map-time`: the time that the guest spends on mapping and unmapping, per GiB that fio reads from the drive. The
+//! function profiler of the guest's kernel measures this time. Unlike `dma_map_benchmark`, the profiler measures the real mappings
+//! of drivers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,10 +23,10 @@ use crate::demo::tables;
 /// Configurations that are measured by default.
 const CONFIGS: [&str; 3] = ["qemu-strict", "strict", "bounce"];
 
-/// Configuration to compare the other configurations with.
+/// Configuration that the other configurations are compared with.
 const PEER: &str = "qemu-strict";
 
-/// Figures of one guest, or medians over the rounds. Each median is calculated separately.
+/// Figures of one guest, or medians over the rounds. The median of each figure is calculated separately.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct MapTimes {
     /// Times by block size.
@@ -79,7 +80,8 @@ impl Form for MapTimes {
             let net = times(configs, net);
             format!(
                 "\nSeconds of {what} per GiB, by the kernel's function profiler (difference to {PEER}):\n\n{net}\n\
-                 Profiler overhead of {what}, subtracted above: the same number of calls of an empty function:\n\n\
+                 Profiler overhead in seconds, already subtracted from the times above. It is the time of as many calls of\n\
+                 an empty function as there were calls for {what}:\n\n\
                  {profiler}"
             )
         };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The part of `scripts/demo` that runs on the machine with KVM and the NVMe drive: runs the guests and measures. Another part
-//! shows the results as a table.
+//! Subcommand `demo`, which `scripts/demo` runs on the machine with KVM and the NVMe drive. It runs the guests and measures, or
+//! shows earlier results as tables.
 
 mod config;
 mod form;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The demo with `--patterns`: random writes, mixed reads and writes, and reads at depth 1. The plain form only has sequential
+//! The demo with `--patterns`: random writes, mixed reads and writes, and reads at depth 1. The plain form measures only sequential
 //! reads, which benefit most from windows.
 
 use std::fmt::Write;
@@ -31,7 +31,7 @@ pub(crate) struct PatternFigures {
 /// Figures of one configuration.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Summary {
-    /// Medians over the rounds. Each median is calculated separately.
+    /// Medians over the rounds. The median of each figure is calculated separately.
     fio: Patterns,
     /// Figures of each round.
     fio_rounds: Vec<Patterns>,

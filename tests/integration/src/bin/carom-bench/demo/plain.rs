@@ -26,7 +26,7 @@ use crate::demo::tables;
 /// Data written and verified with bouncing, in MiB.
 const VERIFY_MIB: u32 = 48;
 
-/// Figures by block size.
+/// Figures of fio by block size.
 type BySize = BTreeMap<String, Fio>;
 
 /// Figures of one guest.
@@ -34,7 +34,7 @@ type BySize = BTreeMap<String, Fio>;
 pub(crate) struct Plain {
     vmm: String,
     fio: BySize,
-    /// Times of mapping one page from the device: in one thread, or in each of two threads if the guest has two jobs.
+    /// Times of mapping and unmapping one page that the device writes. If the guest has two jobs, two threads map at the same time.
     dma_map: DmaMap,
     dma_map_to_device: Option<DmaMap>,
     requests: Option<Requests>,
@@ -42,33 +42,35 @@ pub(crate) struct Plain {
     verified_bytes: Option<u64>,
 }
 
-/// Figures of one configuration: medians over the rounds. Each median is calculated separately.
+/// Figures of one configuration. Unless a field says otherwise, a figure is a median over the rounds, calculated separately from
+/// other figures.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Summary {
     /// `carom` or `qemu`.
     vmm: String,
-    /// Figures by block size, for 1 job on 1 vCPU.
+    /// Figures of fio by block size, for 1 job on 1 vCPU.
     fio: BySize,
-    /// `fio` of each round, if the run had several rounds.
+    /// The figures `fio` of each round. Empty if the run had only one round.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     fio_rounds: Vec<BySize>,
-    /// Figures by block size, for 2 jobs on 2 vCPUs. Only a full run measures these.
+    /// Figures of fio by block size, for 2 jobs on 2 vCPUs. Only a full run measures these figures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fio_2_jobs: Option<BySize>,
-    /// Times of mapping one page that the device writes.
+    /// Times of mapping and unmapping one page that the device writes.
     dma_map: DmaMap,
-    /// Times of mapping one page that the device reads.
+    /// Times of mapping and unmapping one page that the device reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dma_map_to_device: Option<DmaMap>,
-    /// Times of mapping one page that the device writes, in each of two threads on 2 vCPUs. Only a full run measures this.
+    /// Times of mapping and unmapping one page that the device writes, in each of two threads on 2 vCPUs. Only a full run measures
+    /// these times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dma_map_2_threads: Option<DmaMap>,
     /// Requests to the virtio-iommu in the first round, from the guest's start to the end of fio's reads. Null without a
     /// virtio-iommu, or if the VMM does not count requests.
     requests: Option<Requests>,
-    /// Maximum memory that the VMM had pinned in any round, in bytes.
+    /// Maximum of the memory that the VMM had pinned at any time in any round, in bytes.
     pinned_bytes: u64,
-    /// Bytes written and verified in each round. `None` for configurations without a verified pass.
+    /// Minimum number of bytes that a round wrote and verified. `None` for configurations without a verified pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     verified_bytes: Option<u64>,
 }
@@ -83,7 +85,7 @@ impl Form for Plain {
     const TWO_JOBS: bool = true;
     const FIO: &'static str = "read, direct, libaio, depth 64, 1 job on 1 vCPU";
 
-    /// Cloud Hypervisor is measured by default only if the site has it.
+    /// A configuration is measured by default if the site has its VMM and kernel.
     fn is_usual(mode: &Mode, site: &Site) -> bool {
         mode.is_at(site)
     }
@@ -171,7 +173,7 @@ impl Form for Plain {
     }
 }
 
-/// Returns the parameters of the measurements of mapping in a guest. The first result becomes the figure `dma_map`.
+/// Returns the mappings that `dma_map_benchmark` measures in a guest. The result of the first mapping becomes the figure `dma_map`.
 fn mappings(step: &Step) -> &'static [Mapping] {
     if step.two_jobs { &[FROM_DEVICE_TWO_THREADS] } else { &[FROM_DEVICE, TO_DEVICE] }
 }
@@ -184,7 +186,12 @@ fn median_map(maps: impl Iterator<Item = DmaMap> + Clone) -> Option<DmaMap> {
 fn verified(outcome: &Outcome) -> Result<u64> {
     workload::check_verified(outcome, 1)?;
     let result = outcome.value("CAROM-VERIFY")?;
-    result.split(' ').next_back().unwrap_or_default().parse().with_context(|| format!("CAROM-VERIFY {result:?}"))
+    result
+        .split(' ')
+        .next_back()
+        .unwrap_or_default()
+        .parse()
+        .with_context(|| format!("cannot parse the number of bytes in CAROM-VERIFY {result:?}"))
 }
 
 fn medians(guests: &[&Plain]) -> BySize {

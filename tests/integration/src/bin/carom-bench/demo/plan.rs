@@ -7,7 +7,7 @@ use carom_integration::measure::mode::{MODES, Mode};
 use carom_integration::{Guest, Site};
 use carom_tools::demo::CONFIGURATIONS;
 
-/// RAM of each guest. The project's goal for pinned memory is for a guest of this size.
+/// RAM of each guest. The project's goal for pinned memory applies to guests of this size.
 const GUEST_RAM_MIB: u32 = 2048;
 
 /// RAM of each guest, in bytes.
@@ -31,7 +31,7 @@ pub(crate) struct Options<'text> {
     pub(crate) quick: bool,
     /// Rounds per configuration.
     pub(crate) rounds: u32,
-    /// Names of the wanted configurations. Empty for all configurations.
+    /// Names of the configurations to measure. Empty for the configurations that the form measures by default.
     pub(crate) only: &'text [String],
     /// Description of the machine.
     pub(crate) host: String,
@@ -40,8 +40,8 @@ pub(crate) struct Options<'text> {
 }
 
 /// Returns the guests of a run. Each round has one guest of each selected configuration, or of each `usual` configuration if none
-/// is selected. With `two_jobs`, a full run also has guests with two jobs for some configurations. The rounds are interleaved, so
-/// that changes of the machine's speed affect all configurations.
+/// is selected. With `two_jobs`, a full run also has guests with two jobs for some configurations. All configurations finish a
+/// round before the next round starts, so that changes of the machine's speed affect all configurations.
 pub(crate) fn steps(options: &Options<'_>, usual: impl Fn(&Mode) -> bool, two_jobs: bool) -> Vec<Step> {
     let Options { quick, rounds, only, .. } = *options;
     let wanted = |mode: &&Mode| if only.is_empty() { usual(mode) } else { only.iter().any(|name| name == mode.name) };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The demo's results as text. Its Markdown tables can be copied into a document.
+//! Results of the demo as text. The tables are Markdown, so they can be copied into a document.
 
 use crate::demo::config::Config;
 use crate::demo::form::Form;

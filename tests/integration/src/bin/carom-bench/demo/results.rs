@@ -19,7 +19,7 @@ pub(crate) struct Results {
     /// True for a quick run. Only the plain form sets this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) quick: Option<bool>,
-    /// Number of rounds, which are interleaved.
+    /// Number of rounds. All configurations finish a round before the next round starts.
     pub(crate) rounds: u32,
     #[serde(flatten)]
     pub(crate) configs: Configs,
@@ -27,7 +27,7 @@ pub(crate) struct Results {
     pub(crate) failures: Vec<String>,
 }
 
-/// Figures of the configurations. The name of the field identifies the form of the demo.
+/// Figures of the configurations. The name of the variant's JSON field identifies the form of the demo.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Configs {
     #[serde(rename = "configs")]
