@@ -232,7 +232,8 @@ fn show(cells: &[Cell], copies: &BTreeMap<u32, Range>) -> Result<String> {
     let (operations, bytes) = DRIVE;
     let _ = writeln!(
         text,
-        "{operations} operations per second and {} MiB/s. Each figure is the result with average costs. Its bounds are in parentheses.\n",
+        "{operations} operations per second and {} MiB/s. Each figure is calculated\n\
+         with each cost in the middle of its bounds. The figure's lower and upper bound are in parentheses.\n",
         bytes / 1_048_576.0
     );
     let mut costs = markdown::new_table_of(1, ["cost", "ns", "from"]);

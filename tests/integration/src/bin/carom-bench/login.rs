@@ -75,12 +75,8 @@ fn wait_for_prompt(console: &Receiver<Vec<u8>>, start: Instant) -> Result<Durati
     loop {
         match console.recv_timeout(limit.saturating_sub(start.elapsed())) {
             Ok(more) => shown.extend(more),
-            Err(RecvTimeoutError::Timeout) => {
-                bail!("no login prompt within {limit:?}; end of the console:\n{}", end(&shown))
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                bail!("the VMM ended before the login prompt; console:\n{}", end(&shown))
-            }
+            Err(RecvTimeoutError::Timeout) => bail!("no login prompt within {limit:?}:\n{}", end(&shown)),
+            Err(RecvTimeoutError::Disconnected) => bail!("the VMM ended before the login prompt:\n{}", end(&shown)),
         }
         if shown.windows(PROMPT.len()).any(|part| part == PROMPT.as_bytes()) {
             return Ok(start.elapsed());
