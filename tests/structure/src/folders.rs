@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Imports between the folders directly below a crate's root. A file directly below the root belongs to the folder with the same
-//! name.
+//! Imports between the folders directly below a crate's root folder. A file directly below the root folder belongs to the folder
+//! with the same name.
 
 use std::path::{Path, PathBuf};
 
 use crate::imports::{Ties, references};
 use crate::source::Crate;
 
-/// Returns the imports between the folders of `krate`, except imports of tests.
+/// Returns the imports between the folders of `krate`, except imports by tests.
 pub(crate) fn imports(krate: &Crate) -> Ties {
     let mut ties = Ties::new();
     let Some(root) = krate.modules.first().map(|module| &module.file) else { return ties };
@@ -27,7 +27,7 @@ pub(crate) fn imports(krate: &Crate) -> Ties {
     ties
 }
 
-/// Returns the folder directly below `below` that holds `file`. Returns `None` for the crate's file `root`.
+/// Returns the folder directly below `below` that holds `file`. Returns `None` for the crate's root file `root`.
 fn folder(root: &Path, below: &Path, file: &Path) -> Option<PathBuf> {
     let first = file.strip_prefix(below).ok()?.components().next()?;
     (file != root).then(|| below.join(first).with_extension(""))

@@ -68,7 +68,7 @@ fn wrong(tests: &str, sources: &Sources) -> Vec<String> {
     wrong
 }
 
-/// True if the text is a path. A command contains spaces.
+/// True if the text is a path. A text with spaces is a command.
 fn is_path(text: &str) -> bool {
     text.contains('/') && !text.contains(' ')
 }

@@ -33,7 +33,7 @@ pub(crate) fn targets(directory: &Path) -> Result<(PathBuf, Vec<PathBuf>)> {
         .output()
         .context("cannot start cargo metadata")?;
     if !output.status.success() {
-        bail!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim());
+        bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
     let metadata: Metadata =
         serde_json::from_slice(&output.stdout).context("cannot parse the output of cargo metadata")?;

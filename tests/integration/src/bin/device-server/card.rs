@@ -8,17 +8,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use crate::memory::{Fault, Memory};
 use crate::ring::Ring;
 
-/// `VIRTIO_NET_F_CSUM`: the interface completes checksums.
+/// `VIRTIO_NET_F_CSUM`: the guest may send packets with partial checksums, which the tap interface completes.
 pub(crate) const FEATURES: u64 = 1;
 
-/// Length of the header before each packet of the guest, in bytes. The header's last field is the number of buffers.
+/// Length of the header before each packet in the guest's buffers, in bytes. The header's last field is the number of buffers.
 const HEADER: usize = 12;
-/// Length of the header before each packet of the interface, in bytes. This header is the guest's header without the number of
+/// Length of the header before each packet on the tap interface, in bytes. This header is the guest's header without the number of
 /// buffers.
 const TAP_HEADER: usize = 10;
 /// Maximum bytes of a packet.
 const PACKET: usize = 65536;
-/// Maximum packets of a queue per turn.
+/// Maximum number of packets of a queue per call. Then the server handles messages of the front end again.
 const AT_ONCE: usize = 64;
 
 /// Network card on a tap interface.
@@ -29,12 +29,12 @@ pub(crate) struct Card {
 }
 
 impl Card {
-    /// Creates a card on this interface, whose reads must not block.
+    /// Creates a card on the interface `tap`. Reads from `tap` must not block.
     pub(crate) fn new(tap: File) -> Self {
         Self { tap, waiting: None }
     }
 
-    /// Returns the interface if the card can take a packet from it.
+    /// Returns the tap interface if the card can receive a packet from the interface.
     pub(crate) fn source(&self, rings: &[Ring]) -> Option<BorrowedFd<'_>> {
         (self.waiting.is_none() && rings.first().is_some_and(Ring::runs)).then(|| self.tap.as_fd())
     }
@@ -64,7 +64,7 @@ fn transmit(ring: &mut Ring, memory: &Memory, mut tap: &File) -> Result<(), Faul
             let _ = tap.write(&[header, data].concat());
         }
     }
-    // Handle messages of the front end before the remaining packets.
+    // The remaining packets are moved after the server has handled messages of the front end.
     ring.kick_again();
     Ok(())
 }

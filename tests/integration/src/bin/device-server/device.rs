@@ -14,7 +14,7 @@ use crate::ring::Ring;
 /// Device with its back end.
 pub(crate) enum Device {
     Card(Card),
-    /// Disk on this image.
+    /// Disk whose data is in this image file.
     Disk(File),
 }
 
@@ -38,12 +38,12 @@ impl Device {
     /// Returns the device's configuration.
     pub(crate) fn config(&self, queues: usize) -> Result<Vec<u8>> {
         match self {
-            Self::Card(_) => bail!("a card has no configuration"),
+            Self::Card(_) => bail!("a network card has no device configuration (GET_CONFIG)"),
             Self::Disk(image) => disk::config(image, queues),
         }
     }
 
-    /// Returns the file that becomes readable when the device has new work that does not come from its queues.
+    /// Returns a file that becomes readable when the device has work that the driver did not put into the queues.
     pub(crate) fn source(&self, rings: &[Ring]) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Card(card) => card.source(rings),
@@ -51,7 +51,7 @@ impl Device {
         }
     }
 
-    /// Does all pending work.
+    /// Does the pending work of all queues, up to a limit for each queue.
     pub(crate) fn work(&mut self, rings: &mut [Ring], memory: &Memory) -> Result<(), Fault> {
         match self {
             Self::Card(card) => card.work(rings, memory),

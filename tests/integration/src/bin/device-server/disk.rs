@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Disk: serves requests of the queues from a file (virtio 1.4, section 5.2).
+//! Disk: serves the requests in the queues by reading and writing a file (virtio 1.4, section 5.2).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,16 +14,16 @@ pub(crate) const FEATURES: u64 = 1 << 2 | 1 << 9 | 1 << 12;
 /// `VHOST_USER_PROTOCOL_F_CONFIG`.
 pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 9;
 
-/// Length of the configuration, in bytes.
+/// Length of the device configuration, in bytes.
 const CONFIG: usize = 60;
 /// Maximum number of data buffers of a request.
 const SEGMENTS: u32 = 126;
 const SECTOR: u64 = 512;
-/// Bytes before the data.
+/// Length of a request's header before the data, in bytes.
 const HEADER: usize = 16;
-/// Maximum bytes of a request.
+/// Maximum length of a request's data, in bytes.
 const MOST: usize = 8 << 20;
-/// Maximum requests of a queue per turn.
+/// Maximum number of requests of a queue per call. Then the server handles messages of the front end again.
 const AT_ONCE: usize = 64;
 
 /// Request types, and status values of answers.
@@ -48,16 +48,17 @@ pub(crate) fn config(image: &File, queues: usize) -> Result<Vec<u8>> {
 pub(crate) fn serve(image: &File, ring: &mut Ring, memory: &Memory) -> Result<(), Fault> {
     for _ in 0..AT_ONCE {
         let Some(chain) = ring.runs().then(|| ring.chain(memory)).transpose()?.flatten() else { return Ok(()) };
-        // If a translation is missing, this returns early. The whole request is served again when the translation has arrived.
+        // If the translation of an address is missing, this function returns early. When the translation has arrived, the whole
+        // request is served again.
         let written = request(image, memory, &chain)?;
         ring.put_used(memory, &chain, written)?;
     }
-    // Handle messages of the front end before the remaining requests.
+    // The remaining requests are served after the server has handled messages of the front end.
     ring.kick_again();
     Ok(())
 }
 
-/// Serves a request and returns the number of bytes written to its buffers.
+/// Serves a request. Returns the number of bytes written to the request's buffers.
 fn request(image: &File, memory: &Memory, chain: &Chain) -> Result<u32, Fault> {
     let of = |is_writable: bool| chain.parts.iter().filter(move |part| part.is_writable == is_writable);
     let mut given = Vec::new();
@@ -86,7 +87,7 @@ fn request(image: &File, memory: &Memory, chain: &Chain) -> Result<u32, Fault> {
     give(memory, chain, &answer)
 }
 
-/// Writes the answer to a request into its writable buffers.
+/// Writes the answer to a request into the request's writable buffers. Returns the number of written bytes.
 fn give(memory: &Memory, chain: &Chain, answer: &[u8]) -> Result<u32, Fault> {
     let mut done = 0;
     for part in chain.parts.iter().filter(|part| part.is_writable) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! IOTLB: translations from the front end.
+//! IOTLB: address translations that the front end has sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,19 +7,19 @@ use anyhow::{Result, bail};
 
 use crate::protocol::Message;
 
-/// Access flag: the device reads.
+/// Access flag: the device reads memory.
 pub(crate) const READ: u8 = 1;
-/// Access flag: the device writes.
+/// Access flag: the device writes memory.
 pub(crate) const WRITE: u8 = 2;
 
-/// Message to the front end: a translation is missing.
+/// Type of a message to the front end: a translation is missing.
 pub(crate) const MISS: u8 = 1;
-/// Message from the front end: a new translation.
+/// Type of a message from the front end: a new translation.
 const UPDATE: u8 = 2;
-/// Message from the front end: translations are removed.
+/// Type of a message from the front end: translations are removed.
 const INVALIDATE: u8 = 3;
 
-/// Mapping.
+/// Translation of a range of IOVAs. The first IOVA is the key in [`Iotlb`].
 struct Entry {
     last: u64,
     user: u64,
@@ -42,8 +42,8 @@ pub(crate) enum Applied {
 }
 
 impl Iotlb {
-    /// Translates an access to `iova`. Returns the address in the front end's address space, and the number of bytes to the end
-    /// of the mapping.
+    /// Translates an access to `iova`. Returns the address in the front end's address space, and the number of bytes up to the end
+    /// of the translated range. Returns `None` if the translation is missing or does not permit the access.
     pub(crate) fn find(&self, iova: u64, access: u8) -> Option<(u64, u64)> {
         let (start, entry) = self.entries.range(..=iova).next_back()?;
         let fits = entry.last >= iova && entry.access & access == access;
@@ -64,7 +64,7 @@ impl Iotlb {
     pub(crate) fn take(&mut self, message: &Message) -> Result<Applied> {
         let (iova, size, user) = (message.quad(0)?, message.quad(8)?, message.quad(16)?);
         let Some(last) = size.checked_sub(1).and_then(|more| iova.checked_add(more)) else {
-            bail!("the front end sent a translation of 0 bytes, or one that wraps around")
+            bail!("the front end sent a translation of 0 bytes, or of a range beyond the end of the address space")
         };
         match message.payload.get(24..26) {
             Some(&[access @ 1..=3, UPDATE]) => {
@@ -81,7 +81,7 @@ impl Iotlb {
     }
 }
 
-/// Creates a message to the front end.
+/// Creates an IOTLB message to the front end.
 pub(crate) fn message(iova: u64, access: u8, kind: u8) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&iova.to_ne_bytes());

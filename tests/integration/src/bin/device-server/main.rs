@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! vhost-user server of a network card or a disk, for tests of the front end. A card connects the queues to a tap interface
-//! of the host, and a disk connects the queues to a file. One thread does all work and never blocks on the front end.
+//! vhost-user server of a network card or a disk, for tests of the front end. A card connects the queues to a tap interface of the
+//! host, and a disk connects the queues to a file. One thread does all work, and never waits for an answer of the front end.
 
 mod card;
 mod device;
@@ -24,8 +24,8 @@ use crate::card::Card;
 use crate::device::Device;
 use crate::session::{Manner, Session};
 
-/// Serves a network card by vhost-user, to one client after the other, until it is killed. Standard input is the tap interface,
-/// whose packets have headers of 10 bytes (IFF_VNET_HDR). With --disk, it serves a disk instead.
+/// Serves a network card by vhost-user, to one client after the other, until the server is killed. Standard input is the tap
+/// interface, whose packets have headers of 10 bytes (IFF_VNET_HDR). With --disk, the server offers a disk instead.
 #[derive(Debug, Parser)]
 struct Options {
     /// Socket to listen on

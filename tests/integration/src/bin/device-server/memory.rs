@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory that the front end shares, and the translation of addresses.
+//! Memory that the front end shares with this server, and the translation of addresses.
 
 use std::fs::File;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::iotlb::{Iotlb, READ, WRITE};
 
-/// Memory region.
+/// Memory region that the front end shares.
 struct Region {
     /// First guest-physical address.
     guest: u64,
@@ -46,7 +46,8 @@ impl Memory {
         self.regions.clear();
     }
 
-    /// Adds a region: guest-physical address, length, address in the front end, offset in the file, and the file.
+    /// Adds a region. The numbers are the guest-physical address, the length, the address in the front end, and the offset in
+    /// `file`.
     pub(crate) fn add(&mut self, [guest, len, user, offset]: [u64; 4], file: File) -> Result<()> {
         let map = MmapRegion::from_file(FileOffset::new(file, offset), len.try_into()?)
             .context("cannot map a memory region of the front end")?;
@@ -54,15 +55,15 @@ impl Memory {
         Ok(())
     }
 
-    /// Removes a region.
+    /// Removes the region with this guest-physical address and length.
     pub(crate) fn remove(&mut self, guest: u64, len: u64) -> Result<()> {
         let place = self.regions.iter().position(|region| (region.guest, region.len()) == (guest, len));
         self.regions.remove(place.context("the front end removed a memory region that does not exist")?);
         Ok(())
     }
 
-    /// Converts a ring's address that the front end has sent. Returns the address to use for accesses. `user` is in the front
-    /// end's address space, or is an IOVA already if addresses are translated.
+    /// Converts a ring's address that the front end has sent. Returns the address to use for accesses. If addresses are translated,
+    /// `user` is already an IOVA. Otherwise, `user` is in the front end's address space.
     pub(crate) fn ring_address(&self, user: u64) -> Result<u64> {
         if self.iotlb.is_some() {
             return Ok(user);

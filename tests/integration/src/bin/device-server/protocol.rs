@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Messages of vhost-user that this server needs (QEMU, docs/interop/vhost-user.rst).
 //!
-//! The numbers are copied from the specification and not shared with the front end. With shared numbers, a wrong number would be
-//! wrong on both sides, and no test would notice.
+//! The numbers are copied from the specification and not shared with the front end's code. With shared numbers, a wrong number
+//! would be wrong on both sides, and no test would notice.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -35,7 +35,7 @@ pub(crate) mod request {
     pub(crate) const REM_MEM_REG: u32 = 38;
 }
 
-/// Request to the front end about translations.
+/// Request that asks the front end for a translation.
 pub(crate) const BACKEND_IOTLB_MSG: u32 = 1;
 
 const HEADER: usize = 12;

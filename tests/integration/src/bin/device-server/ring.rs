@@ -36,7 +36,7 @@ pub(crate) struct Ring {
     pub(crate) descriptors: u64,
     pub(crate) available: u64,
     pub(crate) used: u64,
-    /// Index of the next chain.
+    /// Index of the next chain in the available ring.
     pub(crate) next: u16,
     /// Eventfd that the driver's notifications signal. `None` unless the ring is started.
     pub(crate) kick: Option<File>,
@@ -50,15 +50,16 @@ impl Ring {
         self.is_enabled && self.kick.is_some() && self.size != 0
     }
 
-    /// Makes the server check the ring again, as if the driver had kicked.
+    /// Makes the server check the ring again, as if the driver had notified the device.
     pub(crate) fn kick_again(&mut self) {
         if let Some(kick) = &mut self.kick {
-            // The write fails if the event counter is full. Then the ring is checked anyway.
+            // The write fails only if the event counter is full. In this case, the server checks the ring anyway.
             let _ = kick.write(&1u64.to_ne_bytes());
         }
     }
 
-    /// Returns the next available chain, if any. A later call returns the same chain until the chain is used.
+    /// Returns the next available chain, if any. Later calls return the same chain, until [`Self::put_used`] returns the chain to
+    /// the driver.
     pub(crate) fn chain(&self, memory: &Memory) -> Result<Option<Chain>, Fault> {
         if memory.short(self.available + 2)? == self.next {
             return Ok(None);
@@ -95,7 +96,7 @@ impl Ring {
         if memory.short(self.available)? & NO_INTERRUPT == 0
             && let Some(call) = &mut self.call
         {
-            // The write fails if the event counter is full. Then an earlier notification is still pending.
+            // The write fails only if the event counter is full. In this case, an earlier notification is still pending.
             let _ = call.write(&1u64.to_ne_bytes());
         }
         Ok(())

@@ -77,7 +77,7 @@ impl Session {
                 self.take_answer()?;
             }
             for kick in self.rings.iter_mut().filter_map(|ring| ring.kick.as_mut()) {
-                // The read fails if the driver has not kicked this queue.
+                // The read fails if the driver has sent no notification for this queue.
                 let _ = kick.read(&mut [0; 8]);
             }
             if self.asked.is_none() {
@@ -96,7 +96,8 @@ impl Session {
         Ok(())
     }
 
-    /// Handles the front end's answer to a translation request: the translation is known now, or denied.
+    /// Handles the front end's answer to a translation request. The front end has sent the translation before this answer, or
+    /// denies the access.
     fn take_answer(&mut self) -> Result<()> {
         let channel = self.channel.as_ref().context(
             "cannot receive a translation: the front end has set up no channel for requests (SET_BACKEND_REQ_FD)",
@@ -172,7 +173,7 @@ impl Session {
             request::SET_MEM_TABLE => {
                 self.memory.clear();
                 if message.files.len() != usize::try_from(message.long(0)?)? {
-                    bail!("the front end sent {} files for {} regions", message.files.len(), message.long(0)?);
+                    bail!("the front end sent {} files for {} memory regions", message.files.len(), message.long(0)?);
                 }
                 for (index, file) in std::mem::take(&mut message.files).into_iter().enumerate() {
                     self.memory.add(region(&message, 8 + 32 * index)?, file)?;
@@ -221,7 +222,8 @@ fn region(message: &Message, place: usize) -> Result<[u64; 4]> {
     Ok(fields)
 }
 
-/// Answers a request for the device's configuration. The answer repeats the request's offset, length and flags before the bytes.
+/// Returns the answer to a request for the device's configuration. The answer repeats the request's offset, length and flags before
+/// the bytes.
 fn config(message: &Message, all: &[u8]) -> Result<Vec<u8>> {
     let (from, len) = (usize::try_from(message.long(0)?)?, usize::try_from(message.long(4)?)?);
     let bytes = (from..from + len).map(|place| all.get(place).copied().unwrap_or_default());

@@ -22,17 +22,17 @@ const DMA_COMMAND: u64 = 0x98;
 const START: u64 = 1;
 const TO_MEMORY: u64 = 2;
 const INTERRUPT_AFTERWARDS: u64 = 4;
-/// Interrupt status after a transfer.
+/// Bit that a transfer sets in the interrupt status.
 const DMA_INTERRUPT: u32 = 0x100;
 
-/// Started transfer.
+/// DMA transfer that the driver has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Transfer {
     /// True for a transfer to memory, false for a transfer from memory.
     pub(crate) to_memory: bool,
-    /// Address in memory.
+    /// DMA address of the memory.
     pub(crate) address: u64,
-    /// Offset in the buffer.
+    /// Offset in the device's buffer.
     pub(crate) offset: usize,
     /// Length in bytes.
     pub(crate) len: usize,
@@ -52,7 +52,7 @@ pub(crate) struct Edu {
 }
 
 impl Edu {
-    /// Creates the device in its power-on state. Bits of DMA addresses that are not in `mask` are ignored.
+    /// Creates the device in its power-on state. The device ignores those bits of DMA addresses that are not in `mask`.
     pub(crate) fn new(mask: u64) -> Self {
         let mut config = [0; CONFIG_SIZE];
         let mut set = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);

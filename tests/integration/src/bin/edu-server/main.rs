@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! vfio-user server whose device behaves like QEMU's edu (docs/specs/edu.rst), for tests of the client.
 //!
-//! The server logs the client's requests and the results of the device's DMA, one line each: `map`, `unmap`, `dma` and `reset`.
-//! With each descriptor that it gets, it tries what a malicious server would try: to resize the memory, and to write to read-only
-//! memory.
+//! The server logs the client's requests and the results of the device's DMA, one line each. The lines start with `map`, `unmap`,
+//! `dma` or `reset`. With each memory descriptor from the client, the server tries what a malicious server would try: to resize the
+//! memory, and to write to read-only memory.
 
 mod device;
 mod protocol;
@@ -19,7 +19,7 @@ use clap::Parser;
 
 use crate::session::{Session, Settings};
 
-/// Serves an edu device by vfio-user, to one client after the other, until it is killed.
+/// Serves an edu device by vfio-user, to one client after the other, until the server is killed.
 #[derive(Debug, Parser)]
 struct Options {
     /// Socket to listen on
@@ -28,7 +28,7 @@ struct Options {
     /// Log file; standard output by default
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Number of address bits of the device
+    /// Number of bits of the device's DMA addresses
     #[arg(long, value_name = "BITS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(12..=64))]
     address_bits: u32,
     /// Close the connection in the middle of the Nth transfer

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Messages of vfio-user that this server needs (QEMU, docs/interop/vfio-user.rst).
 //!
-//! The numbers are copied from the specification and not shared with the client. With shared numbers, a wrong number would be
-//! wrong on both sides, and no test would notice.
+//! The numbers are copied from the specification and not shared with the client's code. With shared numbers, a wrong number would
+//! be wrong on both sides, and no test would notice.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -69,7 +69,7 @@ pub(crate) fn ask(socket: &UnixStream, id: u16, command: u16, payload: &[u8]) ->
     send(socket, id, command, 0, 0, payload)
 }
 
-/// Answers the client.
+/// Answers a request of the client.
 pub(crate) fn answer(socket: &UnixStream, message: &Message, payload: &[u8]) -> Result<()> {
     send(socket, message.head.id, message.head.command, REPLY, 0, payload)
 }

@@ -23,7 +23,7 @@ const QUESTION: u16 = 1;
 /// Settings of the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
-    /// Mask of the device's address bits.
+    /// Mask of the DMA address bits that the device uses.
     pub(crate) mask: u64,
     /// Number of the transfer that the server interrupts by closing the connection.
     pub(crate) die_at: Option<u64>,
@@ -141,7 +141,7 @@ impl Session {
         answer(&self.socket, &message, &payload)
     }
 
-    /// Handles an access to a region. Returns `None` if the access is invalid.
+    /// Handles an access to a region. Returns the payload of the answer, or `None` if the access is invalid.
     fn access(&mut self, message: &Message) -> Result<Option<Vec<u8>>> {
         let (offset, region, count) = (message.quad(0)?, message.long(8)?, usize::try_from(message.long(12)?)?);
         let mut reply = message.payload[..16].to_vec();
@@ -170,8 +170,8 @@ impl Session {
         Ok(Some(reply))
     }
 
-    /// Adds memory that the client maps. Returns false if the memory overlaps other memory. Logs which forbidden operations the
-    /// client's descriptor permits.
+    /// Adds memory that the client maps. Returns false if the memory overlaps other memory. Logs which operations of a malicious
+    /// server the client's descriptor permits.
     fn map(&mut self, message: &mut Message) -> Result<bool> {
         let (flags, offset, address, size) = (message.long(4)?, message.quad(8)?, message.quad(16)?, message.quad(24)?);
         let last = address
@@ -207,8 +207,8 @@ impl Session {
         self.note(&format!("dma {what} iova={address:#x} len={len} {outcome}"))
     }
 
-    /// Accesses the client's memory by its descriptor to do the transfer. Returns false if the memory has no descriptor, or if
-    /// the descriptor does not permit the transfer.
+    /// Does the transfer through the descriptor of the client's memory. Returns false if the memory is not mapped or has no
+    /// descriptor, or if the descriptor does not permit the transfer.
     fn by_descriptor(&mut self, transfer: Transfer) -> Result<bool> {
         let Transfer { to_memory, address, offset, len } = transfer;
         let Some((start, mapping)) = self.memory.range(..=address).next_back() else { return Ok(false) };
@@ -221,8 +221,8 @@ impl Session {
         Ok(outcome.is_ok())
     }
 
-    /// Does the transfer by a message to the client, whether the client has mapped the memory or not. Returns false if the
-    /// client refuses.
+    /// Does the transfer by a message to the client, even if the client has not mapped the memory. Returns false if the client
+    /// refuses the transfer.
     fn by_message(&mut self, transfer: Transfer) -> Result<bool> {
         let Transfer { to_memory, address, offset, len } = transfer;
         let mut payload = [address.to_ne_bytes(), (len as u64).to_ne_bytes()].concat();
@@ -251,7 +251,7 @@ impl Session {
     }
 }
 
-/// Describes a descriptor, and what it permits a malicious server to do.
+/// Describes a descriptor, and the operations that the descriptor permits to a malicious server.
 fn examine(file: &File) -> Result<String> {
     let size = file.metadata()?.len();
     let writable = fcntl_getfl(file)?.intersection(OFlags::ACCMODE) == OFlags::RDWR;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Stages `integration` and `debug` of `scripts/test`: runs test programs with real guests and devices, in the rig or on this
-//! host. If the rig's machine dies, a new machine continues.
+//! Stages `integration` and `debug` of `scripts/test`: runs test programs with real guests and devices, in the rig or on this host.
+//! If the rig's machine dies, a new machine runs the remaining tests.
 
 mod program;
 mod suite;
@@ -29,7 +29,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Run the tests with real guests and devices. Without options, leave out slow tests.
+    /// Run the tests with real guests and devices. Without --all or --filter, leave out slow tests.
     Integration {
         #[command(flatten)]
         common: Common,
@@ -39,14 +39,15 @@ enum Action {
         /// Skip tests whose name contains this text.
         #[arg(long, value_name = "TEXT")]
         skip: Option<OsString>,
-        /// Use IOMMUFD for the devices of all tests. The rig then runs a kernel that supports IOMMUFD. No effect with --direct.
+        /// Use IOMMUFD for the devices of all tests. The rig then runs a kernel that supports IOMMUFD. This option has no effect
+        /// with --direct.
         #[arg(long)]
         iommufd: bool,
         /// Run on this host instead of the rig.
         #[arg(long)]
         direct: bool,
     },
-    /// Run the tests in a debug kernel.
+    /// Run the tests whose guests have a debug kernel.
     Debug {
         #[command(flatten)]
         common: Common,
@@ -66,7 +67,7 @@ struct Common {
     /// Run only tests whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Test program, by three values: its name, the directory of its package, and its file (repeatable).
+    /// Test program, as three values: the name, the directory of the package, and the executable file. Can be repeated.
     #[arg(long, num_args = 3, value_names = ["NAME", "DIR", "FILE"])]
     program: Vec<PathBuf>,
 }
@@ -111,8 +112,8 @@ fn act(action: Action, progress: &Progress) -> Result<ExitCode> {
     }
 }
 
-/// Runs the guest tests. In the rig without a filter, also runs the VFIO tests. If the rig's kernel is Debian's, then runs the
-/// VFIO tests and some guest tests once more, by IOMMUFD.
+/// Runs the guest tests. In the rig, if no filter is set, also runs the VFIO tests. If the rig also has Debian's kernel, then runs
+/// the VFIO tests and some guest tests again, with IOMMUFD.
 fn integration(
     common: &Common,
     all: bool,
@@ -148,14 +149,15 @@ fn integration(
     Ok(suites.passed())
 }
 
-/// Limits of a plain run. A guest is started at most twice. So a machine hangs if it prints nothing for more than twice the
-/// longest time limit of a guest.
+/// Limits of a plain run. A guest is started at most twice. So a machine that prints nothing for more than twice the longest time
+/// limit of a guest hangs.
 const PLAIN: Limits = Limits { time: Duration::from_secs(2700), silence: Duration::from_secs(480) };
 
-/// Limits of runs with slow tests. They must also suffice on a busy machine.
+/// Limits of runs with slow tests. These limits must also suffice on a busy machine.
 const ALL: Limits = Limits { time: Duration::from_secs(5400), ..PLAIN };
 
-/// Limits of tests that the user selects by name. They are generous, because a variable sets the duration of some tests.
+/// Limits of tests that the user selects by name. These limits are generous, because environment variables set the duration of some
+/// tests.
 const NAMED: Limits = Limits { time: Duration::from_secs(24 * 3600), ..PLAIN };
 
 /// Limits of the stage `debug`, whose guests are ten times slower.

@@ -17,14 +17,14 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Finds the program `name` in a list with three words per program.
+    /// Finds the program `name` in a list that has three words for each program: the name, the directory and the executable.
     pub(crate) fn find(words: &[PathBuf], name: &str) -> Result<Self> {
         let found = words.chunks_exact(3).find(|program| program[0].as_os_str() == name);
-        let program = found.with_context(|| format!("--program: the test program '{name}' is not among the values"))?;
+        let program = found.with_context(|| format!("no option --program names the test program '{name}'"))?;
         Ok(Self { name: name.into(), directory: program[1].clone(), executable: program[2].clone() })
     }
 
-    /// True if there is a test whose name contains `filter`.
+    /// True if the program has a test whose name contains `filter`.
     pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
         let output = Command::new(&self.executable).args(["--list", filter]).stdin(Stdio::null()).output();
         let output = output.with_context(|| format!("cannot start {}", self.executable.display()))?;

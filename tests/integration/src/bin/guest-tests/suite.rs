@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs test programs to their end, even if machines die.
+//! Runs test programs to their end, even if the emulated machine dies in between.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -21,7 +21,7 @@ const MEMORY: &str = "6G";
 /// Number of slowest tests that the summary names.
 const LONGEST: usize = 12;
 
-/// Place of the tests.
+/// Place where the tests run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In the emulated machine with this kernel. With the IOMMUFD kernel, devices use IOMMUFD.
@@ -30,7 +30,7 @@ pub(crate) enum Place {
     Here,
 }
 
-/// Limits after which a machine is ended.
+/// Time limits of an emulated machine. A machine that exceeds a limit is stopped.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) time: Duration,
@@ -61,11 +61,11 @@ impl<'a> Suites<'a> {
         Self { machine, out, limits, signals, progress, died: 0, failed: false, runs: 0 }
     }
 
-    /// Runs a program with the harness. With `by_iommufd`, runs only its tests with this attribute.
+    /// Runs a test program that uses the harness. With `by_iommufd`, runs only the tests with the attribute `by_iommufd`.
     ///
-    /// The emulated machine itself sometimes hangs, whatever runs in it. Then a new machine runs the tests that have not
-    /// finished, including the interrupted test. If a machine finishes no test and dies in the same test as the previous machine,
-    /// this program's run ends.
+    /// The emulated machine sometimes hangs, independently of the tests. Then a new machine runs the tests that have not finished,
+    /// including the interrupted test. If a machine finishes no test and dies in the same test as the previous machine, the
+    /// remaining tests do not run.
     pub(crate) fn run(
         &mut self,
         program: &Program,
@@ -111,7 +111,8 @@ impl<'a> Suites<'a> {
         Ok(())
     }
 
-    /// Creates an empty record. Earlier runs, for example with another kernel, may have left records in the same directory.
+    /// Returns a record whose file does not exist yet. Earlier runs, for example with another kernel, may have left records in the
+    /// same directory.
     fn new_record(&mut self, program: &Program) -> Record {
         loop {
             self.runs += 1;
@@ -122,7 +123,8 @@ impl<'a> Suites<'a> {
         }
     }
 
-    /// Runs a program of Rust's own tests, which keeps no record. If the machine dies, runs the whole program once more.
+    /// Runs a test program with Rust's standard harness, which keeps no record. If the machine dies, runs the whole program once
+    /// more.
     pub(crate) fn run_whole(&mut self, program: &Program, place: Place) -> Result<()> {
         let arguments = [OsString::from("--test-threads=1")];
         let mut end = self.start(program, place, &arguments, &[])?;
@@ -211,21 +213,21 @@ impl<'a> Suites<'a> {
     }
 }
 
-/// Returns a line with the slowest tests. Users can leave out these tests to shorten a run.
+/// Returns a line with the slowest tests, which users can leave out to shorten a run.
 fn longest(done: &Done) -> String {
     let tests = done.longest(LONGEST).into_iter();
     let words: Vec<_> = tests.map(|(test, time)| format!("{test} {:.0} s", time.as_secs_f64())).collect();
     if words.is_empty() { String::new() } else { format!("longest tests: {}\n\n", words.join(", ")) }
 }
 
-/// Returns the failures and the result line of a machine that died or was stopped, so that its test program could not print them.
+/// Returns the failures and the result line that the test program could not print, because its machine died or was stopped.
 fn unprinted(record: &Record, before: &Done, gave_up: bool, time: Duration) -> String {
     let result = result_line(before, &record.done(), gave_up, time);
     format!("{}{result}", new_part(&record.failures(), before))
 }
 
-/// Returns the failures that the newest machine has recorded. `before` counts the failures of earlier machines, which come first
-/// in `failures`.
+/// Returns the part of `failures` that the newest machine has recorded. The failures of earlier machines precede this part, and
+/// `before` contains their number.
 fn new_part(failures: &str, before: &Done) -> String {
     let sections = failures.split_inclusive('\n').filter(|line| line.starts_with("---- ")).count();
     let known = before.count(Outcome::Failed);
