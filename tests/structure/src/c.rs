@@ -101,7 +101,8 @@ impl Reader<'_> {
         self.source.includes.insert(file);
     }
 
-    /// Records a declaration. A declaration defines an object, unless it is `extern` or declares a function.
+    /// Records a declaration if it defines an object. A declaration that is `extern`, or that declares a function, defines no
+    /// object.
     fn declaration(&mut self, node: Node) {
         if !self.has_storage(node, "extern") && named(node).is_some_and(|name| !is_function(name, node)) {
             self.define(node);

@@ -14,7 +14,7 @@ use crate::source::{Crate, ModuleId};
 /// Importing file, and the file that it imports from.
 pub(crate) type Import = (PathBuf, PathBuf);
 
-/// Imports, each with the names that it imports.
+/// Imports, each with the imported names.
 pub(crate) type Ties = BTreeMap<Import, BTreeSet<String>>;
 
 /// Returns all imports between files of `krate`. Imports between a module and its submodules are omitted, because the language

@@ -36,8 +36,8 @@ enum Moves {
 /// the number of reads in flight.
 const REQUESTS: Rule = Rule { part: 0.02, least: 0.005, moves: Moves::Not };
 
-/// Exits per operation. If most exits are interrupts, the counts of five rounds differ by a third to two thirds, so the counts
-/// of one or two rounds cannot be compared.
+/// Exits per operation. If interrupts cause most exits, the counts of five rounds differ by a third to two thirds, so the counts of
+/// one or two rounds cannot be compared.
 const EXITS: Rule = Rule { part: 0.05, least: 0.02, moves: Moves::WithLoad(None) };
 
 /// Cost of a call in the guest's kernel: the median of a thousand equal calls. A difference of 1 is significant. A difference of
@@ -51,9 +51,9 @@ const MACHINE: Rule = Rule { part: 0.02, least: 0.0, moves: Moves::WithLoad(Some
 /// Minimum number of rounds from which the variation of a count is known.
 const ROUNDS: usize = 3;
 
-/// If both runs have at least this number of rounds, any gap between the ranges of both runs is wide enough. With fewer rounds, the
-/// gap must be wider than both ranges. By chance, all six rounds of one run exceed all six rounds of the other run in one of 924
-/// comparisons. With three rounds, this happens in one of 20.
+/// If both runs have at least this number of rounds, the ranges of both runs need only be disjoint. With fewer rounds, the gap
+/// between the ranges must be wider than both ranges. Even between equal programs, all six rounds of one run exceed all six rounds
+/// of the other run in one of 924 comparisons. With three rounds, this happens in one of 20 comparisons.
 const MANY_ROUNDS: usize = 6;
 
 /// Compared tables and their counts. The other figures of these tables are times or numbers of operations.
@@ -88,7 +88,7 @@ enum Change {
     Worse,
 }
 
-/// One count, from both runs.
+/// Values of one count in both runs.
 struct Pair<'row> {
     table: &'static str,
     row: &'row Merged,
@@ -205,7 +205,7 @@ mod tests {
     use crate::table::Row;
     use crate::tables::TABLES;
 
-    /// Returns a run with these rounds.
+    /// Returns a run of the table `counts`. Each round has its exits, MAP requests and copied bytes.
     fn run<const N: usize>(size: &str, rounds: [[f64; 3]; N]) -> Results {
         results(&rounds.map(|[exits, maps, copied]| {
             let figures = [("exits", exits), ("map_requests", maps), ("copied_bytes", copied), ("operations", 4000.0)];

@@ -164,8 +164,8 @@ impl Cell {
     }
 
     /// Divides this cell's rate by the rate of `base`, the same cell without a virtual IOMMU. Returns the bounds of this ratio, and
-    /// the ratio that results if each cost is in the middle of its bounds. If both cells have a cost, the same bound of this cost
-    /// is used for both. The drive may limit either rate, so any combination of bounds can result in the lowest or highest ratio.
+    /// the ratio that results if each cost is in the middle of its bounds. A cost that occurs in both cells has the same bound in
+    /// both cells. The drive may limit either rate, so any combination of bounds can result in the lowest or highest ratio.
     /// Therefore, all combinations are tried.
     fn ratio(&self, base: &Self, copy: Range) -> (Range, f64) {
         let common = |exits: f64| OPERATION.time.plus(EXIT.time.times(exits));
@@ -321,7 +321,7 @@ mod tests {
     fn rate_is_limited_by_the_drive() {
         let large = bounce(128);
         assert_eq!(large.rate(1.0), DRIVE.1 / (128.0 * 1024.0));
-        // The drive limits both cells, so no ratio is below 1.
+        // The drive limits both cells, so their ratio is 1.
         let base = cell("no-viommu", 128);
         assert_eq!(large.ratio(&base, range(0.01, 0.01)).0.high, 1.0);
         assert_eq!(cell("no-viommu", 4).rate(1.0), DRIVE.0);

@@ -174,7 +174,8 @@ fn draw(file: &Path, title: &str, axis: &[String], lines: &[Line]) -> Result<(),
         .y_label_area_size(60)
         // The axis extends beyond the last value, to leave space for the names at the ends of the lines.
         .build_cartesian_2d(-0.1..last + last * 0.25, -0.06 * top..top)?;
-    // The horizontal axis has no labels of its own (`x_labels(0)`). Its labels are texts, which are drawn below 0.
+    // The library would label the horizontal axis with numbers, so these labels are disabled. Text labels are drawn below 0
+    // instead.
     let mut mesh = chart.configure_mesh();
     mesh.disable_x_mesh().x_labels(0).max_light_lines(0).y_label_formatter(&|figure| format!("{figure:.0}")).draw()?;
     let label = |colour: RGBColor| ("sans-serif", 14).into_font().color(&colour);

@@ -15,16 +15,16 @@ use crate::tables::TABLES;
 /// Returns the report on `results`.
 pub(crate) fn text(results: &Results) -> String {
     let rounds = match results.rounds {
-        1 => "one round".to_owned(),
+        1 => "All figures are from one round.".to_owned(),
         rounds => {
             format!(
-                "figures with parentheses: median (minimum–maximum) of up to {rounds} rounds; other figures: one round"
+                "Figures with parentheses: median (minimum–maximum) of up to {rounds} rounds. Other figures: one round."
             )
         }
     };
     let mut text = head(&results.machine, &results.versions);
     // Writing to a String does not fail.
-    let _ = writeln!(text, "Cells: {}; {rounds}", results.scope);
+    let _ = writeln!(text, "Cells: {}\n{rounds}", results.scope);
     for table in &TABLES {
         let Some(rows) = results.tables.get(table.name) else { continue };
         for shown in table.shown {

@@ -200,7 +200,7 @@ fn slowdown(samples: &[&Sample], figures: &mut Figures) {
     });
 }
 
-/// Summary of a mode's operations per second by number of guests.
+/// Summary of a mode's rows in the table `density`, for one round.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Curve {
     /// Maximum number of guests that the host sustains.

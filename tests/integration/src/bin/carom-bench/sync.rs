@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cost of `dma_sync_*()` in guest kernels with and without the patch. Compares a device that has never bounced with a device that
-//! has bounced. A module of `guest/bench` makes the calls, and the rig's emulator counts the instructions between the module's
-//! marks.
+//! Cost of `dma_sync_*()` in guest kernels with and without the patch. Compares a device whose mappings have never bounced with a
+//! device that had a bounced mapping. A module of `guest/bench` makes the calls, and the rig's emulator counts the instructions
+//! between the module's marks.
 
 use std::time::Duration;
 
@@ -24,10 +24,11 @@ pub(crate) const TABLE: Table = Table::new("sync", "mode", SHOWN, work).once();
 /// the other calls.
 const CALLS: [&str; 5] = ["nothing", "single_for_cpu", "single_for_device", "sg_for_cpu", "sg_for_device"];
 
-/// States of the device, as the module prints them.
+/// States of the device, as the module prints them. For the second state, the module clears the device's flag that the first
+/// bounced mapping would clear.
 const DEVICES: [&str; 2] = ["never-bounced", "has-bounced"];
 
-/// In modes with windows, the guest's drive bounces while the edu device does not.
+/// Guests of the table. In modes with windows, mappings of the guest's drive bounce, but mappings of the edu device do not bounce.
 static GUESTS: Guests = Guests {
     modes: [
         (Mode { name: "stock", ..STRICT }, Kernel::ModularStock),

@@ -35,7 +35,7 @@ impl Scope {
 pub(crate) struct Table {
     /// Name of the table.
     pub(crate) name: &'static str,
-    /// Key whose values are the columns. The other keys identify the rows.
+    /// Key whose values are the column headings. The other keys identify the rows.
     pub(crate) across: &'static str,
     /// Figures that the report shows. The report has a separate table for each figure.
     pub(crate) shown: &'static [Shown],

@@ -18,7 +18,7 @@ const HEADER: usize = 12;
 const TAP_HEADER: usize = 10;
 /// Maximum bytes of a packet.
 const PACKET: usize = 65536;
-/// Maximum number of packets of a queue per call. Then the server handles messages of the front end again.
+/// Maximum number of packets that one call moves for a queue. After the call, the server handles messages of the front end.
 const AT_ONCE: usize = 64;
 
 /// Network card on a tap interface.
@@ -64,7 +64,7 @@ fn transmit(ring: &mut Ring, memory: &Memory, mut tap: &File) -> Result<(), Faul
             let _ = tap.write(&[header, data].concat());
         }
     }
-    // The remaining packets are moved after the server has handled messages of the front end.
+    // Move the remaining packets after the server has handled messages of the front end.
     ring.kick_again();
     Ok(())
 }

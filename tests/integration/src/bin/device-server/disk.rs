@@ -23,7 +23,7 @@ const SECTOR: u64 = 512;
 const HEADER: usize = 16;
 /// Maximum length of a request's data, in bytes.
 const MOST: usize = 8 << 20;
-/// Maximum number of requests of a queue per call. Then the server handles messages of the front end again.
+/// Maximum number of requests that one call serves for a queue. After the call, the server handles messages of the front end.
 const AT_ONCE: usize = 64;
 
 /// Request types, and status values of answers.
@@ -53,7 +53,7 @@ pub(crate) fn serve(image: &File, ring: &mut Ring, memory: &Memory) -> Result<()
         let written = request(image, memory, &chain)?;
         ring.put_used(memory, &chain, written)?;
     }
-    // The remaining requests are served after the server has handled messages of the front end.
+    // Serve the remaining requests after the server has handled messages of the front end.
     ring.kick_again();
     Ok(())
 }

@@ -170,8 +170,8 @@ impl Session {
         Ok(Some(reply))
     }
 
-    /// Adds memory that the client maps. Returns false if the memory overlaps other memory. Logs which operations of a malicious
-    /// server the client's descriptor permits.
+    /// Adds memory that the client maps. Returns false if the memory overlaps other memory. Logs the operations that the client's
+    /// descriptor would permit to a malicious server.
     fn map(&mut self, message: &mut Message) -> Result<bool> {
         let (flags, offset, address, size) = (message.long(4)?, message.quad(8)?, message.quad(16)?, message.quad(24)?);
         let last = address
@@ -251,7 +251,7 @@ impl Session {
     }
 }
 
-/// Describes a descriptor, and the operations that the descriptor permits to a malicious server.
+/// Describes a descriptor, and the operations that the descriptor would permit to a malicious server.
 fn examine(file: &File) -> Result<String> {
     let size = file.metadata()?.len();
     let writable = fcntl_getfl(file)?.intersection(OFlags::ACCMODE) == OFlags::RDWR;

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 pub(crate) struct Program {
     /// Name of the test target.
     pub(crate) name: String,
-    /// Directory of the package. The tests run there, as cargo would run them.
+    /// Directory of the package. The tests run in this directory, as cargo would run them.
     pub(crate) directory: PathBuf,
     pub(crate) executable: PathBuf,
 }

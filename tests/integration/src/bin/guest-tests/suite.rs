@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs test programs to their end, even if the emulated machine dies in between.
+//! Runs test programs to their end. If an emulated machine dies, a new machine runs the remaining tests.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -41,7 +41,7 @@ pub(crate) struct Limits {
 /// Function that runs a command in an emulated machine until the command or the machine ends.
 pub(crate) type Machine<'a> = Box<dyn Fn(&Options) -> Result<End> + 'a>;
 
-/// Run of several programs.
+/// Run of several test programs, and the result so far.
 pub(crate) struct Suites<'a> {
     machine: Machine<'a>,
     out: &'a Path,

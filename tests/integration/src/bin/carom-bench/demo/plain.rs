@@ -23,7 +23,7 @@ use crate::demo::form::Form;
 use crate::demo::plan::Step;
 use crate::demo::tables;
 
-/// Data written and verified with bouncing, in MiB.
+/// Amount of data that a guest with windows writes and verifies, in MiB.
 const VERIFY_MIB: u32 = 48;
 
 /// Figures of fio by block size.
@@ -65,7 +65,7 @@ pub(crate) struct Summary {
     /// these times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dma_map_2_threads: Option<DmaMap>,
-    /// Requests to the virtio-iommu in the first round, from the guest's start to the end of fio's reads. Null without a
+    /// Requests to the virtio-iommu in the first round, from the guest's start to the end of fio's reads. `None` without a
     /// virtio-iommu, or if the VMM does not count requests.
     requests: Option<Requests>,
     /// Maximum of the memory that the VMM had pinned at any time in any round, in bytes.

@@ -23,7 +23,7 @@ fn table_of<F: Form>(results: &Results, configs: &[Config<F::Summary>]) -> Strin
         (1, None) => "; one round".into(),
         (1, Some(true)) => " (quick run)".into(),
         (1, Some(false)) => String::new(),
-        (rounds, _) => format!("; medians of {rounds} interleaved rounds"),
+        (rounds, _) => format!("; medians of {rounds} rounds"),
     };
     let mib = results.machine.guest_ram_bytes >> 20;
     let guests = format!("Guests: {mib} MiB of RAM, NVMe by passthrough; fio: {}{rounds}\n", F::FIO);

@@ -34,7 +34,7 @@ where
     Ok(Results::new(machine, machine::versions(&site)?, options.quick, options.rounds, &samples.all))
 }
 
-/// Step of a form.
+/// Guest to measure in the form `F`.
 struct StepOf<F> {
     step: Step,
     form: PhantomData<F>,
