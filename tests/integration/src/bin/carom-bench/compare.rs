@@ -48,7 +48,7 @@ const CALL: Rule = Rule { part: 0.0, least: 0.5, moves: Moves::Not };
 /// for different times. Cells with blocks of 4 KiB vary by up to 8 %, and eight starts of a guest varied by up to 11 %.
 const MACHINE: Rule = Rule { part: 0.02, least: 0.0, moves: Moves::WithLoad(Some(0.12)) };
 
-/// Minimum number of rounds from which the variation of a count is known.
+/// Minimum number of rounds whose spread shows the variation of a count.
 const ROUNDS: usize = 3;
 
 /// If both runs have at least this number of rounds, the ranges of both runs need only be disjoint. With fewer rounds, the gap

@@ -183,7 +183,7 @@ fn act(action: Action) -> Result<ExitCode> {
             let has_wanted = |base: Results| wanted.iter().any(|table| base.tables.contains_key(*table));
             ensure!(
                 read(&base).is_ok_and(has_wanted),
-                "--compare {}: is not the --json file of a run that measured one of the tables {}",
+                "--compare {}: cannot be read, or has none of the tables {}; use the --json file of an earlier run",
                 base.display(),
                 wanted.join(", ")
             );

@@ -21,9 +21,9 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("map_counts", "mode", SHOWN, work).once();
 
-/// Measured calls, in the order of the module's marks. Each entry has the mapped object, the direction, and the number of mapped
-/// pages. Each entry has one mark for mapping and one mark for unmapping. The first entry maps nothing. Its cost is subtracted from
-/// the cost of the other entries.
+/// Measured calls, in the order of the module's marks. Each entry contains the mapped object, the direction, and the number of
+/// mapped pages. The module uses one mark for the mapping and one mark for the unmapping of each entry. The first entry maps
+/// nothing. Its cost is subtracted from the cost of the other entries.
 const CALLS: [(&str, &str, u32); 5] = [
     ("nothing", "", 0),
     ("page", "to the device", 1),

@@ -78,7 +78,7 @@ fn returned_percent(outcome: &Outcome) -> Result<f64> {
     let freed = after - before;
     ensure!(
         freed > f64::from(FREED_MIB) * 512.0,
-        "the guest has freed only {freed} KiB; the job frees {FREED_MIB} MiB"
+        "the guest's free memory grew by only {freed} KiB, although the job freed {FREED_MIB} MiB"
     );
     Ok(returned / freed * 100.0)
 }

@@ -23,7 +23,7 @@ const PAIRS: [(&str, &str); 7] = [
 /// Pairs of modes whose operations per second are compared in the table `lent`.
 const LENT_PAIRS: [(&str, &str); 2] = [("lent", "no-viommu"), ("lent", "bounce")];
 
-/// Suffix of the names of modes in which the other build of Carom runs.
+/// Suffix in the names of modes that run the other build of Carom.
 const BASE_VMM: &str = "-base-vmm";
 
 /// Table whose figures are compared between two builds of Carom: the table's name, the keys that identify its rows, and the

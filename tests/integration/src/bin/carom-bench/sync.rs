@@ -56,7 +56,7 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<M
     let lost = outcome.values("CAROM-SYNC-LOST").next().is_some();
     ensure!(
         !lost,
-        "the kernel no longer skips the edu device's sync calls, although none of its mappings has bounced yet"
+        "the kernel no longer skips the edu device's sync calls, although no mapping of this device has bounced yet"
     );
     let bounced: u64 =
         outcome.value("CAROM-BOUNCED")?.parse().context("CAROM-BOUNCED in the console is not a number")?;

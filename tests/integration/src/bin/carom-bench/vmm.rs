@@ -243,7 +243,7 @@ fn figures_of_api(program: &Path) -> Result<[(String, f64); 2]> {
     let ping = || -> Result<f64> {
         let start = Instant::now();
         let (status, _) = api::exchange(&socket, "GET", "/api/v1/vmm.ping", None)?;
-        ensure!(status == 200, "vmm.ping: status {status}");
+        ensure!(status == 200, "vmm.ping failed with status {status}");
         Ok(start.elapsed().as_secs_f64() * 1e6)
     };
     while ping().is_err() {
