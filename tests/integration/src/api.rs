@@ -244,7 +244,7 @@ impl ApiVmm {
     /// # Errors
     /// Fails if the exit status is not 0. The error contains stderr.
     pub fn remote(&self, site: &Site, arguments: &[&str]) -> Result<String> {
-        let program = site.remote.as_deref().context("CAROM_REMOTE is not set; start this by scripts/test")?;
+        let program = site.remote.as_deref().context("CAROM_REMOTE is not set; run scripts/test, which sets it")?;
         let output = Command::new(program)
             .args(arguments)
             .env("CAROM_API_SOCKET", self.socket())

@@ -179,7 +179,7 @@ impl Site {
 }
 
 fn variable(name: &str) -> Result<String> {
-    env::var(name).with_context(|| format!("{name} is not set; start this by scripts/demo or scripts/test"))
+    env::var(name).with_context(|| format!("{name} is not set; run scripts/demo or scripts/test, which set it"))
 }
 
 /// Returns the words of a variable, or nothing if it is not set.

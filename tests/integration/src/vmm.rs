@@ -83,7 +83,7 @@ pub enum Kernel {
 impl Kernel {
     /// Returns the paths of the kernel image and of the base initramfs.
     pub(crate) fn files(self, site: &Site) -> Result<(&Path, &Path)> {
-        let missing = "CAROM_STOCK_KERNEL and CAROM_STOCK_INITRAMFS are not set; start this by scripts/test";
+        let missing = "CAROM_STOCK_KERNEL and CAROM_STOCK_INITRAMFS are not set; run scripts/test, which sets them";
         Ok(match self {
             Self::Patched => (&site.kernel, &site.initramfs),
             Self::PatchedElf => (&site.kernel_elf, &site.initramfs),
@@ -95,29 +95,31 @@ impl Kernel {
             ),
             Self::Profile => (
                 site.profile_kernel.as_deref().context(
-                    "CAROM_PROFILE_KERNEL is not set; start this by scripts/test --filter interrupts integration",
+                    "CAROM_PROFILE_KERNEL is not set; run scripts/test --filter interrupts integration, which sets it",
                 )?,
                 &site.initramfs,
             ),
             Self::Newer => (
-                site.newer_kernel.as_deref().context("CAROM_NEWER_KERNEL is not set; start this by scripts/test")?,
+                site.newer_kernel
+                    .as_deref()
+                    .context("CAROM_NEWER_KERNEL is not set; run scripts/test, which sets it")?,
                 &site.initramfs,
             ),
             Self::NewerProfile => {
                 let kernel = site.newer_profile_kernel.as_deref().context(
-                    "CAROM_NEWER_PROFILE_KERNEL is not set; start this by scripts/test --filter interrupts integration",
+                    "CAROM_NEWER_PROFILE_KERNEL is not set; run scripts/test --filter interrupts integration, which sets it",
                 )?;
                 (kernel, &site.initramfs)
             }
             Self::Modular => (
-                site.modular.as_deref().context("CAROM_MODULAR_KERNEL is not set; start this by scripts/bench")?,
+                site.modular.as_deref().context("CAROM_MODULAR_KERNEL is not set; run scripts/bench, which sets it")?,
                 &site.initramfs,
             ),
             Self::ModularStock => {
                 let kernel = site
                     .modular_stock
                     .as_deref()
-                    .context("CAROM_MODULAR_STOCK_KERNEL is not set; start this by scripts/bench")?;
+                    .context("CAROM_MODULAR_STOCK_KERNEL is not set; run scripts/bench, which sets it")?;
                 (kernel, &site.initramfs)
             }
             Self::Stock => {

@@ -20,6 +20,7 @@ use crate::platform::VfioFiles;
 use crate::vfio::error::{VfioPciError, file_error};
 use crate::vfio::function::VfioPciDevice;
 
+/// Host IOMMU, which creates address spaces.
 pub struct HostIommu {
     backend: Backend,
 }
