@@ -33,8 +33,8 @@ pub(crate) fn text(theirs: &Theirs, ours: &Ours) -> String {
 fn configuration(text: &mut String, theirs: &Theirs, ours: &Ours) {
     text.push_str(
         "## Fields of a configuration\n\
-         Each field accepts null, or its neutral value, which requests no feature. Carom rejects any other value. `[]` stands for the elements of a list. The last column is \
-         the text of the error. `vm.info` reports the neutral value, if the field has one.\n\n\
+         Each field accepts null, or its neutral value, which requests no feature. Carom rejects any other value. In the name of a field, `[]` stands for \
+         each element of a list. The error for a rejected value ends with the text of the last column. `vm.info` reports the neutral value, if the field has one.\n\n\
          | field | neutral value | alternative |\n| --- | --- | --- |\n",
     );
     let mut in_document = Vec::new();
@@ -48,7 +48,8 @@ fn configuration(text: &mut String, theirs: &Theirs, ours: &Ours) {
         ours.type_at("VmConfig", path).is_some()
     });
     text.push_str(
-        "\nCarom treats the following fields in the same way. The document lacks them, but clients send them, or older releases had them:\n\n\
+        "\nCarom treats the following fields in the same way. Cloud Hypervisor's document lacks these \
+         fields, but clients send them, or older releases of Cloud Hypervisor had them:\n\n\
          | field | neutral value | alternative |\n| --- | --- | --- |\n",
     );
     for refused in UNSUPPORTED {
@@ -139,7 +140,7 @@ fn bodies(text: &mut String, theirs: &Theirs, ours: &Ours) {
         }
     }
     match rows.as_str() {
-        "" => text.push_str("Carom supports all fields of the operations that it supports.\n"),
+        "" => text.push_str("For each operation that Carom supports, Carom supports all fields of the body and of the answer.\n"),
         rows => write!(text, "| operation | unsupported fields |\n| --- | --- |\n{rows}").unwrap(),
     }
 }

@@ -118,7 +118,8 @@ pub(crate) fn section() -> String {
         let shortest = values.iter().min_by_key(|value| value.len()).unwrap();
         let more = if values.len() > 1 { format!(" and {} more", values.len() - 1) } else { String::new() };
         let escaped = reason.replace('|', "\\|").replace('<', "&lt;");
-        writeln!(text, "| `{option}` | `{shortest}`{more} | {escaped} |").unwrap();
+        let example = if shortest.is_empty() { "an empty value".into() } else { format!("`{shortest}`") };
+        writeln!(text, "| `{option}` | {example}{more} | {escaped} |").unwrap();
     }
     text
 }
