@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Step-by-step tests of the allocator of bounce slots, in user space: requests of depots for
- * chunks, and CPUs that go offline. The exit status is 1 if a check fails.
+ * Step-by-step user-space tests of the bounce-slot allocator. They test when a depot asks for
+ * another chunk, and what happens to the slots of CPUs that go offline. The exit status is 1 if a
+ * check fails.
  */
 
 #include "shim.h"
