@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Keeps a guest's CPU free of other work, for measurements of what the guest's kernel itself does.
+//! Keeps other work away from a guest's CPU, so that measurements contain only the work of the guest's kernel.
 //!
 //! The host's kernel sometimes uses the same CPU for the guest and for device interrupts. While the host handles an interrupt
 //! on this CPU, the guest does not run, but its clock continues. So the guest counts this time as its own work.
@@ -28,8 +28,8 @@ pub(crate) struct Apart {
 }
 
 impl Apart {
-    /// With `interrupts`, sends new interrupts of all devices to the first CPU. Use this only on a machine that does no other
-    /// work. Existing interrupts keep their CPUs.
+    /// If `interrupts` is true, assigns the first CPU to all interrupts that drivers request from now on. Use `true` only on a
+    /// machine that does no other work. Existing interrupts keep their CPUs.
     ///
     /// # Errors
     /// Fails if the kernel rejects the mask.
@@ -70,7 +70,7 @@ impl Drop for Apart {
     }
 }
 
-/// Returns the number of the vCPU that a thread runs, by the thread's name.
+/// Returns the number of a thread's vCPU, which is part of the thread's name. Returns `None` for other threads.
 fn vcpu_of(task: &Path) -> Option<usize> {
     parse_name(fs::read_to_string(task.join("comm")).ok()?.trim_end())
 }

@@ -22,7 +22,8 @@ use crate::vmm::Kernel;
 /// Interval between checks of the API, the console and the process.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Maximum number of characters that a failed test prints from the end of the console, and from the end of stderr.
+/// A failed test prints at most this number of characters from the end of the console, and at most this number from the end of
+/// stderr.
 const SHOWN: usize = 4000;
 
 /// Maximum time for an answer. Answers to boot requests take longest: booting pins memory and loads files, which takes seconds
@@ -99,7 +100,7 @@ impl ApiVmm {
         Self::start_with(site, Kernel::Patched, job)
     }
 
-    /// Like [`ApiVmm::start`], with this kernel instead of the patched kernel.
+    /// Like [`ApiVmm::start`], with `kernel` instead of the patched kernel.
     ///
     /// # Errors
     /// Fails if the site lacks the kernel, Carom cannot be started, or its API does not answer.
@@ -274,7 +275,7 @@ impl ApiVmm {
     /// Returns the events so far.
     ///
     /// # Errors
-    /// Fails if the file contains a line that is not an event.
+    /// Fails if the event file contains a line that is not an event.
     pub fn events(&self) -> Result<Vec<Event>> {
         events::read(&self.dir.path().join("events"))
     }

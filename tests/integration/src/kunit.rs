@@ -51,7 +51,9 @@ enum Verdict {
 /// Checks that each suite and each case of the patch passed in a guest with this kernel. The cases in `skipped` must have been
 /// skipped, because the kernel's configuration leaves nothing to test.
 ///
-/// # Errors Fails if a suite or case failed, was skipped or is missing. The error names all such suites and cases.
+/// # Errors
+///
+/// Fails if a suite or case failed, was skipped or is missing. The error names all such suites and cases.
 pub fn check(outcome: &Outcome, site: &Site, kernel: Kernel, skipped: &[&str]) -> Result<()> {
     let lines: Vec<&str> = outcome.values("CAROM-KUNIT").collect();
     let (image, _) = kernel.files(site)?;

@@ -108,7 +108,9 @@ pub struct Site {
 impl Site {
     /// Reads the site from the environment.
     ///
-    /// # Errors Fails if a variable or a file is missing. The error names the variable or the file.
+    /// # Errors
+    ///
+    /// Fails if a variable or a file is missing. The error names the variable or the file.
     pub fn from_env() -> Result<Self> {
         let kernel_dir = existing("CAROM_GUEST_KERNEL")?;
         let site = Self {

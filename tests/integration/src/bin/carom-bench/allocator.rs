@@ -33,7 +33,7 @@ fn measure() -> Result<Measured> {
 }
 
 /// Parses the benchmark's output. Each line contains the number of threads, and two rates in million operations per second. The
-/// first rate is of all threads together, and the second is of each thread that has its own core.
+/// first rate is the sum over all threads. The second rate is the rate of a single thread that has its own core.
 fn rows(text: &str) -> Result<Vec<Row>> {
     let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let rows: Vec<Row> = lines

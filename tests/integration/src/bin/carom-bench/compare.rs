@@ -26,9 +26,9 @@ struct Rule {
 enum Moves {
     /// The count does not vary, or varies by less than the rule's minimum difference.
     Not,
-    /// The count varies with the host's load, so a difference must also exceed the spread of the rounds. With fewer than [`ROUNDS`]
-    /// rounds, a difference must also exceed this fraction of the count in the base run. `None` means that no difference is
-    /// reported for so few rounds.
+    /// The count varies with the host's load, so a difference must also exceed the spread of the rounds. With fewer than
+    /// [`ROUNDS`] rounds, a difference must also exceed the fraction in this variant, multiplied by the count in the base run.
+    /// If the fraction is `None`, no difference is reported for so few rounds.
     WithLoad(Option<f64>),
 }
 
@@ -44,16 +44,18 @@ const EXITS: Rule = Rule { part: 0.05, least: 0.02, moves: Moves::WithLoad(None)
 /// 0.5 is not: with an even number of rounds, the median may be the mean of two counts that differ by 1.
 const CALL: Rule = Rule { part: 0.0, least: 0.5, moves: Moves::Not };
 
-/// Instructions of the whole machine. They vary between runs, because different numbers of interrupts are merged, and threads poll
-/// for different times. Cells with blocks of 4 KiB vary by up to 8 %, and eight starts of a guest varied by up to 11 %.
+/// Instructions that the whole machine executes. Their number varies between runs, because different numbers of interrupts are
+/// merged, and threads poll for different times. In the table `io_instructions`, cells with blocks of 4 KiB vary by up to 8 %.
+/// In the table `start_instructions`, eight starts of a guest varied by up to 11 %.
 const MACHINE: Rule = Rule { part: 0.02, least: 0.0, moves: Moves::WithLoad(Some(0.12)) };
 
 /// Minimum number of rounds whose spread shows the variation of a count.
 const ROUNDS: usize = 3;
 
-/// If both runs have at least this number of rounds, the ranges of both runs need only be disjoint. With fewer rounds, the gap
-/// between the ranges must be wider than both ranges. Even between equal programs, all six rounds of one run exceed all six rounds
-/// of the other run in one of 924 comparisons. With three rounds, this happens in one of 20 comparisons.
+/// A difference is significant only if the counts of one run are all above the counts of the other run. With fewer rounds than
+/// this number, the gap between the two ranges of counts must also be wider than both ranges. Even between equal programs, all
+/// six rounds of one run exceed all six rounds of the other run in one of 924 comparisons. With three rounds, this happens in
+/// one of 20 comparisons.
 const MANY_ROUNDS: usize = 6;
 
 /// Compared tables and their counts. The other figures of these tables are times or numbers of operations.
@@ -160,7 +162,7 @@ fn cell(row: &Merged) -> String {
     keys(row).into_iter().map(word).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns a count of both runs, or `None` if the count is missing in a run.
+/// Returns the values of one count in both runs, or `None` if the count is missing in either run.
 fn pair<'row>(table: &'static str, row: &'row Merged, before: &Merged, figure: &'static str) -> Option<Pair<'row>> {
     let of = |row: &Merged| row.fields.get(figure).and_then(Value::as_f64);
     let rounds = row.rounds.min(before.rounds);
@@ -205,7 +207,8 @@ mod tests {
     use crate::table::Row;
     use crate::tables::TABLES;
 
-    /// Returns a run of the table `counts`. Each round has its exits, MAP requests and copied bytes.
+    /// Returns the results of a run with only the table `counts`. Each array of `rounds` contains the exits, the MAP requests
+    /// and the copied bytes of one round.
     fn run<const N: usize>(size: &str, rounds: [[f64; 3]; N]) -> Results {
         results(&rounds.map(|[exits, maps, copied]| {
             let figures = [("exits", exits), ("map_requests", maps), ("copied_bytes", copied), ("operations", 4000.0)];
@@ -213,7 +216,8 @@ mod tests {
         }))
     }
 
-    /// Returns a run with only the table `table`. The table's only cell has a count, a time and a number of operations.
+    /// Returns the results of a run with only the table `table`. The table's only cell has a count, a time and a number of
+    /// operations.
     fn run_of<const N: usize>(table: &str, figure: &str, rounds: [f64; N]) -> Results {
         results(&rounds.map(|count| {
             let of = [("mode", "bounce".into()), ("size", "64k".into())];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that load a kernel module of `guest/bench`. The module calls the kernel's DMA functions for the edu device. It executes a
-//! mark before and after each call, and the rig's emulator counts events between the two marks.
+//! Guests that load a kernel module of `guest/bench`. The module calls the kernel's DMA functions for the edu device. Before
+//! and after each call, the module executes a mark: an instruction without effect that the rig's emulator recognizes. The
+//! emulator counts events between the two marks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,18 +22,19 @@ pub(crate) const FIRST_END: usize = 16;
 /// Median counts. The key is the number of the mark after a call, and the kind of count.
 pub(crate) type Counts = BTreeMap<(usize, String), u64>;
 
-/// Guests that fill a table. Each guest binds the edu device to the driver in `module`.
+/// Guests whose measurements fill a table. Each guest binds the edu device to the driver in `module`.
 pub(crate) struct Guests {
     /// Mode and kernel of each guest.
     pub(crate) modes: [(Mode, Kernel); 3],
     pub(crate) cpus: u8,
     pub(crate) module: &'static str,
-    /// Shell commands to run before and after the device is bound to the module. Both can use `$edu`, the device's sysfs
-    /// directory.
+    /// Shell commands to run before the device is bound to the module, and shell commands to run afterwards. Both can use
+    /// `$edu`, the device's sysfs directory.
     pub(crate) jobs: [&'static str; 2],
     /// Estimated duration of a guest. The emulator counts during the whole time, which slows the guest down.
     pub(crate) estimate: Duration,
-    /// Function that makes rows from the guest's output, and from the emulator's counts if the rig counts instructions.
+    /// Function that creates the table's rows from the guest's output. The emulator's counts are `None` if the rig does not
+    /// count instructions.
     pub(crate) measured: fn(&Outcome, &Mode, Option<&Counts>) -> Result<Measured>,
 }
 

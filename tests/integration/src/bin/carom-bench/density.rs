@@ -34,7 +34,7 @@ pub(crate) const TABLE: Table = Table::new("density", "mode", SHOWN, work).once(
 struct Host {
     /// Memory for all VMMs, in MiB.
     memory_mib: u64,
-    /// Number of guests added at a time.
+    /// Number of guests to add before each measurement.
     step: usize,
     /// Maximum number of guests.
     most: usize,
@@ -64,7 +64,7 @@ const LATENCY_RATIO: f64 = 2.0;
 /// guests.
 const LATENCY_FLOOR_US: f64 = 50_000.0;
 
-/// Maximum number of measurements if the guests are too slow. The measurement with the lowest latency counts.
+/// If the guests are too slow, they are measured at most this number of times. The measurement with the lowest latency counts.
 const TRIES: usize = 3;
 
 fn work(scope: Scope, site: &Site) -> Vec<Work> {
@@ -100,8 +100,8 @@ fn of_mode(mode: Mode, scope: Scope) -> Work {
     Work { name: mode.name.into(), estimate, run: Box::new(run) }
 }
 
-/// Returns the rows of a mode, one for each number of guests. The last row is for the first number of guests that the host does not
-/// sustain. If the host sustains `host.most` guests, or one guest on each drive, this row is missing.
+/// Returns the rows of a mode, one for each number of guests. The last row is for the first number of guests that the host does
+/// not sustain. If the host sustains `host.most` guests, or one guest on each drive, there is no such row.
 fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> {
     let program = fs::read(site.tenant.as_ref().context("CAROM_TENANT is not set; run scripts/bench, which sets it")?)
         .context("cannot read the program that CAROM_TENANT names")?;

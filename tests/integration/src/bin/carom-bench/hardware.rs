@@ -210,7 +210,9 @@ fn turns_ns(bytes: usize, span: usize, turns: usize) -> Result<f64> {
 
 /// Returns the prediction from the counts of `results`, as text.
 ///
-/// # Errors Fails if `results` contains no usable counts.
+/// # Errors
+///
+/// Fails if `results` contains no usable counts.
 pub(crate) fn text(results: &Results) -> Result<String> {
     let rows = results.tables.get(counts::TABLE.name).into_iter().flatten();
     let cells: Vec<Cell> = rows.filter_map(Cell::of).collect();

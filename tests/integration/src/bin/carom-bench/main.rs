@@ -76,7 +76,7 @@ enum Action {
         /// Measure only tables with counted instructions.
         #[arg(long)]
         counting: bool,
-        /// Measure only tables that need no guest. The results then name `native` as the rig.
+        /// Measure only tables that need no guest. In the results, the name of the rig is then `native`.
         #[arg(long, conflicts_with = "counting")]
         native: bool,
     },
@@ -87,12 +87,12 @@ enum Action {
         /// Directory for plots.
         #[arg(long, value_name = "DIR")]
         plots: Option<PathBuf>,
-        /// File that `run` wrote in an earlier run. Its counts are compared with the counts in the file JSON.
+        /// File that `run` wrote earlier. The counts in the file BASE are compared with the counts in the file JSON.
         #[arg(long, value_name = "BASE")]
         compare: Option<PathBuf>,
     },
-    /// Check that the file BASE contains a table of counts that this measurement also fills. Only the counts of such tables can be
-    /// compared.
+    /// Check that the file BASE contains at least one table of counts that `run` would also measure with these options. Only
+    /// such tables can be compared.
     Check {
         /// File of an earlier run.
         base: PathBuf,
@@ -214,7 +214,7 @@ fn read<R: DeserializeOwned>(json: &Path) -> Result<R> {
 /// Part of the tables to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// All tables. Earlier runs of the other parts may have saved samples to the same file, which are then not measured again.
+    /// All tables. Samples that an earlier run of another part has saved to the same file are not measured again.
     All,
     /// Tables with counted instructions.
     Counted,
@@ -255,8 +255,8 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
             (site, versions)
         }
     };
-    // A saved sample is used again only if neither Carom nor the VMMs for comparison have changed. So the name of the run contains
-    // Carom's version and the variables that select these VMMs.
+    // A saved sample is used again only if neither Carom nor the VMMs for comparison have changed. So the name of the run
+    // contains Carom's version and the values of the variables that select these VMMs.
     let peers = [QEMU, CLOUD_HYPERVISOR, BASE, OTHER].map(|variable| env::var(variable).unwrap_or_default());
     let run = format!("{} {} {peers:?}", scope.name(), versions.get("carom").map_or("", String::as_str));
     let tables: Vec<&Table> = TABLES.iter().filter(|table| measurement.wants(table.name)).collect();

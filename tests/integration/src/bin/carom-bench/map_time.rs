@@ -47,7 +47,8 @@ fn mappings(scope: Scope) -> Vec<Mapping> {
     mappings
 }
 
-/// Returns the work of a guest. With one vCPU, one thread maps. With two vCPUs, several threads map at the same time.
+/// Returns the work of a guest. In a guest with one vCPU, one thread maps memory. In a guest with two vCPUs, several threads
+/// map memory at the same time.
 fn in_a_guest(mode: &'static Mode, vcpus: u8, mappings: Vec<Mapping>) -> Work {
     // The estimate adds a second to each measurement, because the benchmark program then checks its counts.
     let each = Duration::from_secs(u64::from(SECONDS) + 1);

@@ -20,14 +20,15 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("pinning", "mode", SHOWN, work).once();
 
-/// Modes that differ in the amount of pinned memory. Without an IOMMU, every VMM pins all memory, so only Carom is measured
-/// without an IOMMU.
+/// Modes that differ in the amount of pinned memory. Without an IOMMU, every VMM pins all RAM of the guest, so only Carom is
+/// measured without an IOMMU.
 const WANTED: [Mode; 6] = [NO_VIOMMU, STRICT, BOUNCE, BOUNCE_REPORTING, GUEST_PAGES, QEMU_STRICT];
 
 /// Memory that a guest uses and frees, in MiB.
 const FREED_MIB: u32 = 256;
 
-/// Time that a guest has to return freed memory to the host, in seconds.
+/// Time after which the returned memory is measured, in seconds. The guest must return freed memory to the host within this
+/// time.
 const RETURN_TIME: u32 = 5;
 
 /// Cell of fio that runs while the pinned memory is measured.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cost of growing pools. One part of the table compares empty bounce pools, filled bounce pools, and swiotlb's pools. The other
-//! part uses a buffer once or often, and compares bouncing with a static mapping.
+//! Cost of growing pools. One part of the table compares empty bounce pools, filled bounce pools, and swiotlb's pools. In the
+//! other part, fio uses a single buffer once or many times. This part compares bouncing with a static mapping.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ enum Kind {
     Empty,
     /// The pool is filled, because the same cell has just run.
     Filled,
-    /// The pool is empty before the first use of a buffer, and the cell uses the buffer this many times.
+    /// The pool is empty before the cell. The cell uses its only buffer this number of times.
     Uses(u32),
 }
 

@@ -114,7 +114,8 @@ struct Against<'a> {
 }
 
 impl Against<'_> {
-    /// Calls `each` for each comparison, with the own row, the figure of the own row, and the figure of the base row.
+    /// Calls `each` for each compared pair of rows. The arguments are the row for which `own` is true, its figure, and the
+    /// figure of the other row.
     fn each(&self, samples: &[&Sample], mut each: impl FnMut(&Row, f64, f64)) {
         let all: Vec<(u32, &Row)> = rows(samples, self.table).collect();
         for (round, row) in all.iter().filter(|(_, row)| (self.own)(row)) {
@@ -188,8 +189,8 @@ fn sandbox(samples: &[&Sample], figures: &mut Figures) {
     });
 }
 
-/// Compares the speed of buffer uses in each mode with the speed under static mapping, and adds the lost fraction of the speed as
-/// `slowdown_MODE_BUFFER_USES`.
+/// Calculates the fraction of its speed that fio loses in each mode, compared with the mode [`STATIC`]. Adds this fraction for
+/// each size and number of uses of a buffer, as `slowdown_MODE_BUFFER_USES`.
 fn slowdown(samples: &[&Sample], figures: &mut Figures) {
     let base = |row: &Row| is(row, "mode", STATIC);
     let own = |row: &Row| !base(row);

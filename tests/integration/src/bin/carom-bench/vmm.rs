@@ -122,7 +122,8 @@ impl Started {
         let mut guest = guest.look_every(Duration::from_millis(5));
         let mut arguments = Vec::new();
         if self.vmm == Vmm::CloudHypervisor {
-            // All guests of Carom have an API socket and an event file, so guests of Cloud Hypervisor have them too.
+            // All guests of Carom have an API socket and an event file. Guests of Cloud Hypervisor get both too, so that the
+            // comparison is fair.
             for (option, file) in [("--api-socket", "api"), ("--event-monitor", "events")] {
                 arguments.extend([option.into(), format!("path={}", dir.join(file).display())]);
             }

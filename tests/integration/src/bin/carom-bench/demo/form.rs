@@ -33,12 +33,14 @@ pub(crate) trait Form: Clone + Serialize + DeserializeOwned {
     /// True if the configuration is measured by default.
     fn is_usual(mode: &Mode, site: &Site) -> bool;
 
-    /// Returns the guest's job. The job starts when the drive is available.
+    /// Returns the guest's job, which runs after the drive has become available.
     fn job(step: &Step, quick: bool) -> String;
 
     /// Parses the output of the job.
     ///
-    /// # Errors Fails if a figure is missing, or if the VMM's counters do not fit the guest's configuration.
+    /// # Errors
+    ///
+    /// Fails if a figure is missing, or if the VMM's counters do not fit the guest's configuration.
     fn read(step: &Step, outcome: &Outcome) -> Result<Self>;
 
     /// Summarizes the figures of a configuration's guests with one job and with two jobs. Returns `None` if a required figure is

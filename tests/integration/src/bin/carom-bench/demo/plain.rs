@@ -70,7 +70,8 @@ pub(crate) struct Summary {
     requests: Option<Requests>,
     /// Maximum of the memory that the VMM had pinned at any time in any round, in bytes.
     pinned_bytes: u64,
-    /// Minimum number of bytes that a round wrote and verified. `None` for configurations without a verified pass.
+    /// Number of bytes that a round wrote and verified: the minimum over the rounds. `None` for configurations without a
+    /// verified pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     verified_bytes: Option<u64>,
 }

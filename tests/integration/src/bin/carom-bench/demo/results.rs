@@ -110,8 +110,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::results::tests::machine;
 
-    /// Returns the sample of a guest with one job. `figures` contains its figures, or the reason why the guest failed. The guest
-    /// was restarted once.
+    /// Returns the sample of a guest with one job. `figures` contains the guest's figures, or the reason why the guest failed.
+    /// The guest was restarted once.
     pub(crate) fn sample<F>(name: &str, round: u32, figures: Result<F, &str>) -> Sample<F> {
         let measured = figures.map(|figures| Measured { figures, versions: BTreeMap::new(), retries: 1 });
         Sample { name: name.into(), round, two_jobs: false, measured: measured.map_err(str::to_owned) }
@@ -125,7 +125,7 @@ pub(crate) mod tests {
         Results::new(machine(), BTreeMap::new(), false, rounds, samples)
     }
 
-    /// Result files of all forms that earlier versions wrote must stay readable.
+    /// Result files that earlier versions wrote must stay readable, for each form of the demo.
     #[test]
     fn stored_results_are_read_and_written_as_they_were() {
         let fio = r#"{"4k":{"iops":1.5,"mib_s":2.5}}"#;

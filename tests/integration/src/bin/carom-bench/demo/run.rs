@@ -17,8 +17,7 @@ use crate::demo::plan::{self, Options, Step};
 use crate::demo::results::{Configs, Results};
 use crate::demo::samples::{Key, Measured, Sample, Samples};
 
-/// Runs the selected configurations, or the default configurations, and collects
-/// their figures.
+/// Runs the guests of the selected configurations, or of the default configurations if none is selected. Returns their figures.
 pub(crate) fn run<F: Form>(options: Options<'_>) -> Result<Results>
 where
     Configs: From<Vec<Config<F::Summary>>>,
