@@ -68,7 +68,7 @@ fn answer_body(reader: &mut impl BufRead) -> Result<String> {
     Ok(body)
 }
 
-/// Starts carom with its files in `dir`.
+/// Starts carom. Its socket, event file and stderr are in `dir`.
 fn spawn(site: &Site, dir: &Path, arguments: &[&str]) -> Result<Child> {
     Command::new(&site.carom)
         .arg("--api-socket")
@@ -91,8 +91,8 @@ pub struct ApiVmm {
 }
 
 impl ApiVmm {
-    /// Starts Carom without a VM. A guest booted from [`ApiVmm::kernel`] and [`ApiVmm::initramfs`] has the patched kernel and
-    /// runs `job`.
+    /// Starts Carom without a VM. The tests later boot a guest from the files [`ApiVmm::kernel`] and [`ApiVmm::initramfs`].
+    /// This guest has the patched kernel and runs `job`.
     ///
     /// # Errors
     /// Fails if Carom cannot be started or its API does not answer.
@@ -194,7 +194,7 @@ impl ApiVmm {
         String::from_utf8_lossy(&bytes).replace('\r', "")
     }
 
-    /// Returns the complete lines of the guest's console, without an unfinished last line.
+    /// Returns the text of the guest's console without the last line if this line is incomplete.
     #[must_use]
     pub fn whole_lines(&self) -> String {
         let mut console = self.console();

@@ -46,9 +46,9 @@ pub(crate) fn check(method: &str, path: &str, status: u16, body: &str) -> Result
     Ok(())
 }
 
-/// Closes a schema and its inner schemas, so that they reject unknown properties. `used` is true if a value must match this
-/// schema alone. `used` is false if another schema includes this schema by `allOf` or `$ref`, because then the other schema
-/// must be closed instead.
+/// Closes a schema and its inner schemas, so that they reject unknown properties. `used` is true if the whole value is checked
+/// against this schema. `used` is false if other schemas include this schema by `allOf` or `$ref`. Then the other schemas are
+/// closed instead, because they may name further properties of the same value.
 fn close(schema: &mut Value, used: bool) {
     let Value::Object(keywords) = schema else { return };
     let has = |keyword| keywords.contains_key(keyword);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Number of instructions that the emulated machine has executed, from the plug-in of the rig's emulator
+//! Number of instructions that the emulated machine has executed. A plug-in of the rig's emulator counts them
 //! (`tests/integration/plugin/counts.c`).
 
 use std::arch::asm;

@@ -55,7 +55,7 @@ pub struct Counters {
     pub requests: Requests,
     /// Requests that failed.
     pub failed: Requests,
-    /// Bytes that are mapped now, by MAP requests.
+    /// Bytes that MAP requests have mapped and that are still mapped.
     pub mapped_bytes: u64,
     /// Maximum of `mapped_bytes` so far.
     pub peak_mapped_bytes: u64,
@@ -63,10 +63,10 @@ pub struct Counters {
     pub window_bytes: u64,
     /// Maximum of `window_bytes` so far.
     pub peak_window_bytes: u64,
-    /// Parked chunks that a guest reused after a reset of the VM.
+    /// Number of parked chunks that a guest reused after a reset of the VM.
     #[serde(default)]
     pub unparked_chunks: u64,
-    /// Calls to the host's kernel that mapped memory.
+    /// Number of calls to the host's kernel that mapped memory.
     pub host_maps: u64,
     /// Number of stopped device accesses that the virtio-iommu has reported or will report to the guest's driver.
     #[serde(default)]

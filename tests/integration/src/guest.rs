@@ -20,7 +20,7 @@ use crate::process::{self, Ended, Finished, Limits};
 use crate::tally;
 use crate::vmm::{self, Device, Drive, Emulated, Kernel, Machine, Vmm};
 
-/// Kernel parameters of every guest: a console, and panics that end the guest.
+/// Kernel parameters of every guest. They select the serial console, and make each panic, oops or unknown NMI end the guest.
 const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1 oops=panic unknown_nmi_panic";
 
 /// Line that the guest's first program (`/init` of the base initramfs) prints at its start.
@@ -265,8 +265,8 @@ impl Guest {
         self.with(|guest| guest.machine.seccomp = filtered)
     }
 
-    /// Keeps the vCPU threads on the last CPUs. In the rig, also keeps the interrupts of the guest's devices on the first
-    /// CPU. Use this to measure what the guest's kernel itself does.
+    /// Keeps the vCPU threads on the last CPUs. In the rig, also keeps the interrupts of the guest's devices on the first CPU.
+    /// Measurements of the guest's kernel use this, so that other work does not affect the result.
     #[must_use]
     pub fn vcpus_apart(self) -> Self {
         self.with(|guest| guest.vcpus_apart = true)
@@ -459,7 +459,7 @@ fn has_mitigations(kernel: &Path) -> bool {
     config.map_or(true, |config| config.lines().any(|line| line == "CONFIG_CPU_MITIGATIONS=y"))
 }
 
-/// Observations of a run, in addition to the process's result.
+/// Observations of a guest's run, in addition to the result of the VMM's process.
 struct Seen {
     events: Vec<Event>,
     probes: Vec<Probe>,
@@ -482,12 +482,12 @@ impl Outcome {
     }
 }
 
-/// True if an impossible event ended the guest's kernel: an interrupt while interrupts were off, at the first instruction of
-/// the entry for system calls or interrupts. QEMU's emulation of nested guests sometimes delivers such an interrupt if QEMU
-/// lacks our fixes (`xtask/src/emulator.rs`).
+/// True if an event that is impossible on a real CPU ended the guest's kernel: at the first instruction of the entry for system
+/// calls or interrupts, the CPU delivered an interrupt although interrupts were off. Without this project's fixes
+/// (`xtask/src/emulator.rs`), QEMU's emulation of nested guests sometimes delivers such an interrupt.
 ///
-/// A fault at the entry for interrupts only counts if the CPU used the entry stack. An overflow of a task's own stack also faults
-/// at this entry, and is the kernel's own error.
+/// A fault at the entry for interrupts counts only if the CPU used the entry stack. If a task's own stack overflows, a fault
+/// occurs at the same entry, but the overflow is an error of the guest's kernel.
 fn emulator_failed(console: &str) -> bool {
     let interrupt = || console.contains("<ENTRY_TRAMPOLINE>") && console.contains("RIP: 0010:irq_entries_start+0x");
     console.contains("PANIC: double fault") && (console.contains("RIP: 0010:entry_SYSCALL_64+0x0/") || interrupt())

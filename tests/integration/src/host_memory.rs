@@ -97,7 +97,7 @@ impl MemoryGroup {
         write(&self.dir.join("memory.max"), &bytes.to_string())
     }
 
-    /// Returns the bytes of the group's anonymous memory and of its memfds.
+    /// Returns the size of the group's memory without a file on a disk: its anonymous memory and its memfds, in bytes.
     ///
     /// # Errors
     /// Fails if the value cannot be read.
@@ -122,7 +122,7 @@ impl MemoryGroup {
         number_after(&self.read("memory.events")?, "oom_kill ")
     }
 
-    /// Returns how often the group reached the limit, so that the host had to reclaim memory.
+    /// Returns how many times the group reached its limit and the host had to reclaim memory.
     ///
     /// # Errors
     /// Fails if the value cannot be read.
@@ -180,7 +180,7 @@ impl DmaMemory {
     /// # Errors
     /// Fails if the values cannot be read.
     pub fn now() -> Result<Self> {
-        // Each CPU keeps its own counts for a while. When this file is read, the kernel adds them to the sums in
+        // Each CPU first counts by itself. When this file is read, the kernel adds the counts of all CPUs to the sums in
         // `/proc/vmstat`.
         let _ = fs::read("/proc/sys/vm/stat_refresh");
         let text = fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?;

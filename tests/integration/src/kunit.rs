@@ -13,8 +13,8 @@ use crate::{Guest, Kernel, Outcome, Site};
 /// Kernel parameters that run the tests.
 const CMDLINE: &str = "kunit.enable=1 kunit.autorun=1 kunit.filter_glob=dma-bounce*";
 
-/// Lines of a job that print the results and the kernel's release, for [`check`]. The lines also remove the time that some
-/// kernels print at the start of each line.
+/// Lines of a job that print the results and the kernel's release, for [`check`]. Some kernels print the time at the start of
+/// each line of the log. The job removes these times.
 pub const JOB: &str = "dmesg | sed 's/^\\[[^]]*\\] //' | sed -n 's/^ *\\(ok\\|not ok\\) /CAROM-KUNIT \\1 /p'\necho \"CAROM-RELEASE $(uname -r)\"\n";
 
 /// Configures a guest to run the tests on two NUMA nodes with `mib` MiB each (Carom only). One node has both CPUs, because the

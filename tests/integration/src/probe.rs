@@ -14,7 +14,7 @@ use crate::{emulator_counts, kvm_counters};
 /// Start of a console line that requests a probe. The label of the probe follows.
 pub const PROBE: &str = "CAROM-PROBE ";
 
-/// Minimum size of a mapping of the VMM that counts as guest RAM. All other mappings of a VMM are smaller.
+/// Minimum size of guest RAM's mappings. A smaller mapping of the VMM does not count as guest RAM.
 const RAM: u64 = 128 << 20;
 
 /// Clock tick of proc_pid_stat(5): `USER_HZ` is 100 per second on x86-64.
@@ -100,7 +100,8 @@ fn cpu_times(stat: &str) -> Option<(Duration, Duration)> {
     Some((TICK * guest, TICK * all.saturating_sub(guest)))
 }
 
-/// Returns the resident memory of all mappings, and of mappings other than guest RAM and window memfds, from proc_pid_smaps(5).
+/// Parses proc_pid_smaps(5). Returns the resident bytes of all mappings, and the resident bytes of all mappings except guest
+/// RAM and memfds.
 fn resident_bytes(smaps: &str) -> (u64, u64) {
     let (mut is_ram, mut is_shared) = (false, false);
     let (mut all, mut own) = (0, 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Report on a VMM whose guest hangs, with the VMM's threads and KVM's counters over one second. An NMI to the guest also makes
-//! the guest's kernel print its position and panic.
+//! Report on a VMM whose guest hangs. It shows the work of the VMM's threads and the changes of KVM's counters during one
+//! second. If the VMM is Carom, an NMI also makes the guest's kernel print its position and panic.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::api::exchange;
 use crate::kvm_counters;
 
-/// Time over which threads and counters are observed.
+/// Time between the first and the second reading of the threads and the counters.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Time for the guest's kernel to print its position.

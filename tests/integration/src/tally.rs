@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 /// Name of the file in the results directory.
 const FILE: &str = "started";
 
-/// Number of restarted guests that is acceptable in every run, even in a small run.
+/// Number of restarted guests that is acceptable in any run, even if the run is small.
 const FEW: usize = 2;
 
 /// Percentage of restarted guests that is acceptable.

@@ -191,7 +191,7 @@ pub(crate) struct Machine {
     pub(crate) api: PathBuf,
     /// Maximum memory that the VMM may lock, in bytes, even if root runs it (Carom only).
     pub(crate) locked_memory: Option<u64>,
-    /// ID of the VMM's user and of its group (Carom only). With this ID, the VMM has no capabilities.
+    /// ID of the VMM's user and of its group (Carom only). If an ID is set, the VMM has no capabilities.
     pub(crate) user: Option<u32>,
     /// True if Landlock restricts the VMM to the files in its arguments (Carom only).
     pub(crate) landlock: bool,
@@ -249,7 +249,7 @@ pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Result<Comman
             machine,
         ),
         // Use functions instead of a bridge. Behind a bridge from PCI Express to PCI, DMA carries the bridge's address. QEMU's
-        // virtio-iommu does not know this, so the guest could not attach devices behind the bridge.
+        // virtio-iommu does not expect this address, so the guest could not attach devices behind the bridge.
         Vmm::Qemu => qemu(site, machine, "virtio-iommu-pci", Group::Functions),
         // Without caching mode, QEMU would not notify VFIO of the guest's new mappings.
         Vmm::QemuIntel => qemu(site, machine, "intel-iommu,caching-mode=on,intremap=off", Group::Bridge),

@@ -112,7 +112,7 @@ impl MapTime {
     }
 }
 
-/// Functions of `drivers/iommu/dma-iommu.c` in Linux 6.12 that map and unmap for a driver.
+/// Functions of `drivers/iommu/dma-iommu.c` in Linux 6.12 that map and unmap memory for drivers.
 const PROFILED: &str = "iommu_dma_map_page iommu_dma_map_sg iommu_dma_unmap_page iommu_dma_unmap_sg";
 
 /// Callers of [`PROFILED`]. After a VM exit, the CPU must translate the addresses of the profiler's code and data again. The
@@ -122,18 +122,18 @@ const CALLERS: &str = "dma_map_page_attrs dma_map_sgtable dma_unmap_page_attrs d
 
 /// Entry points of interrupts (`arch/x86/kernel/irq.c`, `arch/x86/kernel/apic/apic.c`, `kernel/softirq.c`).
 ///
-/// Without the profiler's option `graph-time`, the time in these functions is not counted for the interrupted function. With
-/// fast drives, an interrupt sometimes completes other requests and copies their data. However, the time of the interrupted
-/// function still includes the VM exit at the start of an interrupt. It also includes the part of an interrupt before the
-/// profiler has recorded the call of an entry point.
+/// With fast drives, an interrupt sometimes completes other requests and copies their data. This time must not count for the
+/// interrupted function. The job therefore profiles the entry points, and disables the profiler's option `graph-time`. However,
+/// the time of the interrupted function still includes the VM exit at the start of an interrupt. It also includes the part of
+/// an interrupt before the profiler has recorded the call of an entry point.
 const INTERRUPTS: &str = "irq_enter_rcu __common_interrupt __sysvec_apic_timer_interrupt irq_exit_rcu";
 
 /// Function that is called for each write to `/dev/null` (`drivers/char/mem.c`). The function returns immediately, so its
 /// profiled time is the profiler's overhead.
 const EMPTY: &str = "write_null";
 
-/// Returns a job that reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`] for `seconds` after a
-/// warm-up of one second, in `jobs` threads. [`fio_results`] reads the results.
+/// Returns a job that reads sequentially with fio (direct, libaio, depth 64), in `jobs` threads. It measures each of
+/// [`BLOCK_SIZES`] for `seconds` seconds after a warm-up of one second. [`fio_results`] reads the results.
 #[must_use]
 pub fn fio_reads(seconds: u32, jobs: u8) -> String {
     BLOCK_SIZES
@@ -169,9 +169,9 @@ pub fn fio_results(outcome: &Outcome) -> Result<BTreeMap<String, Fio>> {
     Ok(results)
 }
 
-/// Returns a job that runs fio (direct, libaio, depth 64, one job) with each of [`PATTERNS`] at each of [`BLOCK_SIZES`], and
-/// 4 KiB random reads at depth 1. Each measurement runs for `seconds` after a warm-up of one second. [`pattern_results`]
-/// reads the results.
+/// Returns a job that runs fio (direct, libaio, one job). It measures each of [`PATTERNS`] at each of [`BLOCK_SIZES`] with
+/// depth 64, and then random reads of 4 KiB with depth 1. Each measurement runs for `seconds` seconds after a warm-up of one
+/// second. [`pattern_results`] reads the results.
 ///
 /// First, the job writes the area of the drive that the measurements use. So the measured writes need not allocate space in the
 /// drive's image on the host.
@@ -227,12 +227,12 @@ pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
     Ok(Patterns { iops, read_latency_us: figure(number, errors).context("randread at 4k")? })
 }
 
-/// Returns a job that reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`], while the function
-/// profiler measures the functions that map and unmap. [`map_times`] reads the results.
+/// Returns a job that reads sequentially with fio (direct, libaio, depth 64) at each of [`BLOCK_SIZES`]. Meanwhile, the
+/// function profiler measures the functions that map and unmap memory. [`map_times`] reads the results.
 ///
 /// The job reads `mib` MiB at the smallest block size and twice as much at each next size. Each size runs twice, and the second
 /// run counts. The measured time excludes most of the time in interrupts. Before the reads, the job measures the profiler's
-/// overhead with an empty function. The kernel needs `guest/config/profile.config`.
+/// overhead with an empty function. The guest's kernel must be built with `guest/config/profile.config`.
 #[must_use]
 pub fn fio_profiled(mib: u32) -> String {
     // Fields of a line of the profiler: function, number of calls, time in µs, and others.
@@ -307,8 +307,8 @@ fn positive<const N: usize>(line: &str) -> Result<[f64; N]> {
     numbers.try_into().ok().with_context(|| format!("profile {line:?}: expected {N} numbers"))
 }
 
-/// Returns a job that writes `mib` MiB of the NVMe drive in mixed block sizes at random places, then reads and checks all data
-/// (crc32c), with `depth` requests in flight. Prints `CAROM-VERIFY <fio's status> <bytes checked>`.
+/// Returns a job that writes `mib` MiB of the NVMe drive, in mixed block sizes and at random places. Then the job reads all
+/// data back and checks it (crc32c). `depth` requests are in flight. Prints `CAROM-VERIFY <fio's status> <bytes checked>`.
 #[must_use]
 pub fn fio_verify(mib: u32, depth: u32) -> String {
     fio_verify_on("/dev/nvme0n1", mib, depth)
@@ -378,8 +378,8 @@ impl Mapping {
     }
 }
 
-/// Returns a job that binds the NVMe drive to the kernel's `dma_map_benchmark`, and maps and unmaps for `seconds` with each of
-/// these parameters. [`dma_map_result`] reads the results. The drive is not usable afterwards.
+/// Returns a job that binds the NVMe drive to the kernel's `dma_map_benchmark`. With each of these parameters, the benchmark
+/// maps and unmaps memory for `seconds` seconds. [`dma_map_result`] reads the results. The drive is not usable afterwards.
 ///
 /// If the guest has windows, the job enables bouncing for the device, because this driver does not opt in.
 #[must_use]
@@ -423,7 +423,7 @@ pub fn dma_map_result(outcome: &Outcome, mapping: Mapping) -> Result<DmaMap> {
 mod tests {
     use super::*;
 
-    /// Returns the output of a guest in which each call took 3 µs, including 2 µs of overhead, for half a GiB at each size.
+    /// Returns the output of a guest that read half a GiB at each block size. Each call took 3 µs, including 2 µs of overhead.
     fn profile(profiler: &str) -> Outcome {
         // The profiler's values accumulate, so the values before the counted round are from the first round. The first round
         // had as many calls, and took twice as long.

@@ -41,7 +41,7 @@ pub struct GuestTest {
     pub function: &'static str,
     /// Needs of the test.
     pub needs: &'static [Need],
-    /// Reason why a plain run skips the test, if it does.
+    /// Reason why a plain run skips the test. `None` if a plain run includes the test.
     pub slow: Option<&'static str>,
     /// True if a run that uses IOMMUFD repeats the test.
     pub by_iommufd: bool,
@@ -61,15 +61,15 @@ impl GuestTest {
         }
     }
 
-    /// Returns the reason if the test must be skipped here.
+    /// Returns the reason why the test must be skipped on this machine, if there is a reason.
     fn left_out(&self, slow_too: bool) -> Option<String> {
         let lacking = self.needs.iter().find_map(|need| need.lacking());
         lacking.or_else(|| self.slow.filter(|_| !slow_too).map(|reason| format!("slow: {reason}")))
     }
 }
 
-/// Prints a text immediately, for the progress of a long test. Other output of a test is only shown if the test fails. The rig
-/// treats a machine whose tests print nothing for minutes as dead.
+/// Prints a text immediately, for the progress of a long test. Other output of a test is shown only if the test fails. If the
+/// tests print nothing for minutes, the rig treats its machine as dead.
 pub fn tell(text: &str) {
     // A failed write to stderr does no harm.
     let _ = match STDERR.get() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cells: runs of fio on a guest's drive, with counters of the cost for guest and host.
+//! Cells: runs of fio on a guest's drive. Counters before and after each cell show the cost for guest and host.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub struct Cell {
     pub kib: u32,
     /// Operations in flight per job.
     pub depth: u32,
-    /// Number of jobs. Each uses its own area of the drive.
+    /// Number of jobs. Each job uses its own area of the drive.
     pub jobs: u8,
     /// Condition that ends the cell.
     pub extent: Extent,

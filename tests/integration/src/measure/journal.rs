@@ -77,7 +77,8 @@ impl<S: Sample> Journal<S> {
         Ok(Self { file, all: ended(&text) })
     }
 
-    /// True if the file has a result of this step, or if the step has failed too often to be tried again.
+    /// True if this step needs no further attempt: it has succeeded or failed, or the machine has died in each of its [`TRIES`]
+    /// attempts.
     pub fn has(&self, key: &S::Key) -> bool {
         self.all.iter().any(|sample| sample.key() == *key)
     }
@@ -100,7 +101,7 @@ impl<S: Sample> Journal<S> {
         Ok(())
     }
 
-    /// Measures each step without a result in the file, and records its result. If a step fails, records the failure and
+    /// Measures each step that has no result in the file yet, and records the result. If a step fails, records the failure and
     /// continues with the next step. For each step, prints its label and the estimated remaining time to stderr. The estimate
     /// is based on the duration of the steps so far.
     ///
@@ -131,7 +132,7 @@ impl<S: Sample> Journal<S> {
     }
 }
 
-/// Returns the samples in a file's `text`. A step that began [`TRIES`] times without an end has failed.
+/// Returns the samples in a file's `text`. A step that has begun [`TRIES`] times but never ended counts as failed.
 fn ended<S: Sample>(text: &str) -> Vec<S> {
     // The machine may have died while writing: ignore incomplete lines.
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Line<S::Key, S>>(line).ok());
@@ -159,7 +160,7 @@ fn ended<S: Sample>(text: &str) -> Vec<S> {
 #[derive(Debug)]
 struct Pace {
     start: Instant,
-    /// Sum of the estimates of finished steps, and of their actual durations.
+    /// Two sums over the finished steps: of their estimates, and of their actual durations.
     done: (Duration, Duration),
     left: Duration,
 }

@@ -17,7 +17,8 @@ use crate::Site;
 pub struct Machine {
     /// Physical machine.
     pub host: String,
-    /// `tcg` or `kvm` for the rig, by its accelerator; `direct` without the rig; `native` without guests.
+    /// Accelerator of the rig (`tcg` or `kvm`), `direct` for guests outside the rig, or `native` for measurements without
+    /// guests.
     pub rig: String,
     /// Name, release and version of the kernel that runs the VMM.
     pub kernel: String,

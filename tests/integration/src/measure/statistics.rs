@@ -12,8 +12,9 @@ pub fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
     Some(f64::midpoint(*low, *high))
 }
 
-/// Returns the confidence interval of the median, with a probability of at least 95 % for any distribution. Returns `None` for
-/// fewer than six figures, because even the range of five figures contains the median with a lower probability.
+/// Returns an interval that contains the median with a probability of at least 95 %, for any distribution. Returns `None` for
+/// fewer than six figures, because even the range from the minimum to the maximum of five figures contains the median with a
+/// lower probability.
 #[must_use]
 pub fn interval(figures: &[f64]) -> Option<(f64, f64)> {
     let mut sorted = figures.to_vec();

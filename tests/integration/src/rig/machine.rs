@@ -32,8 +32,8 @@ use crate::initramfs::{self, Extra};
 /// Interval between checks of the machine.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Maximum number of starts if the machine dies before the command begins. During boot, QEMU's CPU emulation crashes about once
-/// in some hundred starts, because it looks up addresses in a freed table of devices.
+/// Maximum number of starts if the machine dies before the command begins. In about one of several hundred starts, QEMU's CPU
+/// emulation crashes during boot, because it looks up addresses in a freed table of devices.
 const STARTS: usize = 3;
 
 /// Maximum time for the machine's boot.
@@ -269,7 +269,7 @@ impl Machine {
         self.ended(status, signals, progress)
     }
 
-    /// Returns the end of a machine that ended by itself.
+    /// Returns the result for a machine whose emulator has exited.
     fn ended(&self, status: ExitStatus, signals: &Signals, progress: &Progress) -> End {
         if let Some(signal) = signals.caught() {
             return End::Interrupted(signal);
@@ -465,7 +465,7 @@ fn coming_up(accelerator: &str, time: Duration) -> String {
 /// Signs of life of a machine.
 struct Vital {
     start: Instant,
-    /// Length of the machine's status file at the last check, and the time of its last change.
+    /// Length of the machine's status file at the last check, and the time at which this length last changed.
     signs: (u64, Instant),
     /// Time at which the machine had booted, if it has booted.
     up: Option<Instant>,

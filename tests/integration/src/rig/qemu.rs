@@ -113,8 +113,8 @@ pub(super) fn arguments(
     let mut all = Arguments::default();
     all.add(&["-machine", "q35,kernel-irqchip=split", "-smp", "2", "-m", &options.memory]);
     all.add(&["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"]);
-    // aw-bits: by default, QEMU 7.2's IOMMU has 39 address bits. A guest could not map a device BAR at an address of more than
-    // 39 bits.
+    // aw-bits: by default, QEMU 7.2's IOMMU has 39 address bits. With this default, a guest could not map a device BAR at an
+    // address of more than 39 bits.
     all.add(&["-device", "intel-iommu,intremap=on,aw-bits=48"]);
     all.add(&["-kernel", plain(&boot.kernel)?, "-initrd", plain(&files.initramfs())?]);
     all.add(&["-append", &command_line(boot.parameters)]);
@@ -143,8 +143,8 @@ pub(super) fn arguments(
         all.add(&["-device", &format!("nvme,drive=more{number},serial=more{number},{interrupts},addr={slot:#x}")]);
     }
     if options.null_drive {
-        // This drive discards writes, and its reads leave the memory unchanged. So no byte is copied, and only the emulator's
-        // thread for the device has work.
+        // This drive discards writes, and its reads leave the memory unchanged. So the emulator copies no data, and only its
+        // thread for this device works.
         let size = super::options::bytes(&options.nvme_size).context("--nvme-size: too large")?;
         all.add(&["-blockdev", &format!("driver=null-co,node-name=null,size={size},read-zeroes=off")]);
         all.add(&["-device", &format!("nvme,drive=null,serial=null,addr={NULL_SLOT:#x}")]);

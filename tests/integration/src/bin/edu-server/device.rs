@@ -56,8 +56,8 @@ impl Edu {
     pub(crate) fn new(mask: u64) -> Self {
         let mut config = [0; CONFIG_SIZE];
         let mut set = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
-        // Vendor and device, status (with a capability list), revision and class (other). The next writes set the head of the
-        // capability list and the interrupt pin.
+        // The first write sets the vendor and device IDs, the status (the device has a capability list), the revision, and the
+        // class (other). The next two writes set the start of the capability list and the interrupt pin.
         set(0x00, &[0x34, 0x12, 0xe8, 0x11, 0, 0, 0x10, 0, 0x10, 0, 0xff, 0]);
         set(0x34, &[0x40]);
         set(0x3d, &[1]);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! vfio-user server whose device behaves like QEMU's edu (docs/specs/edu.rst), for tests of the client.
 //!
-//! The server logs the client's requests and the results of the device's DMA, one line each. The lines start with `map`, `unmap`,
-//! `dma` or `reset`. With each memory descriptor from the client, the server tries what a malicious server would try: to resize the
-//! memory, and to write to read-only memory.
+//! The server logs the client's requests and the results of the device's DMA, one line each. The lines start with `map`,
+//! `unmap`, `dma` or `reset`. The client passes file descriptors of memory. With each descriptor, the server tries what a
+//! malicious server would try: to resize the memory, and to write to read-only memory.
 
 mod device;
 mod protocol;

@@ -32,7 +32,7 @@ pub(crate) struct Settings {
 /// Memory that the client has mapped.
 struct Mapping {
     size: u64,
-    /// Descriptor of the memory, and the offset of the memory in its file.
+    /// File of the memory, and the offset of the memory in this file. `None` if the client passed no file.
     file: Option<(File, u64)>,
 }
 
@@ -170,8 +170,8 @@ impl Session {
         Ok(Some(reply))
     }
 
-    /// Adds memory that the client maps. Returns false if the memory overlaps other memory. Logs the operations that the client's
-    /// descriptor would permit to a malicious server.
+    /// Adds memory that the client maps. Returns false if the memory overlaps memory that is already mapped. Logs the
+    /// operations that the client's descriptor would permit to a malicious server.
     fn map(&mut self, message: &mut Message) -> Result<bool> {
         let (flags, offset, address, size) = (message.long(4)?, message.quad(8)?, message.quad(16)?, message.quad(24)?);
         let last = address
@@ -251,7 +251,7 @@ impl Session {
     }
 }
 
-/// Describes a descriptor, and the operations that the descriptor would permit to a malicious server.
+/// Describes a file descriptor, and the operations that the descriptor would permit to a malicious server.
 fn examine(file: &File) -> Result<String> {
     let size = file.metadata()?.len();
     let writable = fcntl_getfl(file)?.intersection(OFlags::ACCMODE) == OFlags::RDWR;

@@ -112,8 +112,8 @@ fn act(action: Action, progress: &Progress) -> Result<ExitCode> {
     }
 }
 
-/// Runs the guest tests. In the rig, if no filter is set, also runs the VFIO tests. If the rig also has Debian's kernel, then runs
-/// the VFIO tests and some guest tests again, with IOMMUFD.
+/// Runs the guest tests. In the rig, if no filter is set, also runs the VFIO tests. If this rig has Debian's kernel, a second
+/// rig then runs the VFIO tests and some guest tests again, with IOMMUFD.
 fn integration(
     common: &Common,
     all: bool,
@@ -149,8 +149,8 @@ fn integration(
     Ok(suites.passed())
 }
 
-/// Limits of a plain run. A guest is started at most twice. So a machine that prints nothing for more than twice the longest time
-/// limit of a guest hangs.
+/// Limits of a plain run. A guest is started at most twice. So if a machine prints nothing for more than twice the longest time
+/// limit of a guest, the machine hangs.
 const PLAIN: Limits = Limits { time: Duration::from_secs(2700), silence: Duration::from_secs(480) };
 
 /// Limits of runs with slow tests. These limits must also suffice on a busy machine.
