@@ -156,8 +156,8 @@ fn drivers_keep_the_rules(guest: impl FnOnce(&str) -> Guest, jobs: Jobs<'_>) {
     assert_eq!(figures.len(), jobs.len(), "console:\n{}", outcome.console);
     for ((_, driver, _), figures) in jobs.iter().zip(figures) {
         println!("{driver}: {figures}");
-        // Each device transfers at least BYTES bytes. The first mappings might not bounce, because the pool has no chunk yet,
-        // so require only half of the bytes.
+        // Each device transfers at least BYTES bytes. The first mappings might not bounce, because the pool has no chunk yet.
+        // So the test requires only half of the bytes.
         assert!(figures.copied_in > BYTES / 2, "{driver}: {figures:?}");
     }
 }

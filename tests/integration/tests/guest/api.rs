@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! API with a real guest: the unmodified Cloud Hypervisor client from crates.io, and bounce windows that are tuned under load.
+//! Tests of the API with a real guest. One test uses the unmodified Cloud Hypervisor client from crates.io. Another test
+//! changes the budget of the bounce windows while the guest does I/O.
 
 use carom_integration::harness::guest_test;
 use std::fs;
@@ -121,7 +122,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     let counters = calls.make(client.vm_counters_get()).unwrap();
     assert!(counters["_iommu"]["requests_map"] > 0, "{counters:?}");
 
-    // Two vCPUs, each with a named thread.
+    // Each of the two vCPUs has a named thread.
     let threads = fs::read_dir(format!("/proc/{}/task", vmm.pid())).unwrap();
     let names: Vec<_> = threads.map(|task| fs::read_to_string(task.unwrap().path().join("comm")).unwrap()).collect();
     assert!(["vcpu0\n", "vcpu1\n"].iter().all(|name| names.iter().any(|other| other == name)), "{names:?}");

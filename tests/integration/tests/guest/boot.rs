@@ -6,8 +6,8 @@ use carom_integration::{Guest, Kernel};
 
 use crate::support::{number, run};
 
-/// Job that prints the number of CPUs and the size of the memory. Then it keeps all CPUs busy for a while, and prints the
-/// number of CPUs that have had timer interrupts.
+/// Job that prints the number of CPUs and the size of the memory. Then the job keeps all CPUs busy for a while, and prints the
+/// number of CPUs that have received timer interrupts.
 const LOOK: &str = r#"
 echo "CAROM-CPUS $(nproc)"
 echo "CAROM-MEMORY-KIB $(awk '/^MemTotal:/ { print $2 }' /proc/meminfo)"

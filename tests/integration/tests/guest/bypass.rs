@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest whose device bypasses the virtio-iommu and can access all of its RAM. Carom maps the RAM in several pieces, so that
-//! the VM can be paused between two pieces.
+//! Guest with a device that bypasses the virtio-iommu, and so can access all RAM of the guest. Carom maps the RAM in several
+//! pieces, so that the VM can be paused between two pieces.
 
 use std::time::Instant;
 

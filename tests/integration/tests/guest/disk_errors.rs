@@ -20,10 +20,10 @@ use crate::support::block_device::FailingDevice;
 use crate::support::qemu_img::{self, Check};
 use crate::support::{MIB, SITE};
 
-/// Size of each disk that the guest fills, in MiB.
+/// Size of each of the two disks that the guest fills, in MiB.
 const WANTED: u64 = SIZE / MIB;
 
-/// Size of each host file system that contains such a disk's image, in MiB.
+/// Size of the host file system that contains the image of such a disk, in MiB. Each image has its own file system.
 const ROOM: u64 = 20;
 
 /// tmpfs that is unmounted when this value is dropped.
@@ -164,8 +164,8 @@ fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
 /// Range of MiB of the failing disk in which all requests fail.
 const BAD: Range<u64> = 8..10;
 
-/// Returns a job that reads and writes each of the first 16 MiB of the failing disk, and prints each success. Then it writes
-/// and verifies another disk. After a press of the power button, it tries the 16 MiB again.
+/// Returns a job that tries to read and to write each of the first 16 MiB of the failing disk, and prints each success. Then
+/// the job writes and verifies another disk. After a press of the power button, it tries the 16 MiB again.
 fn job_of_a_failing_disk() -> String {
     let verify = workload::fio_verify_on("/dev/vdb", 4, 16);
     format!(

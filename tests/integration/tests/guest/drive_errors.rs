@@ -12,7 +12,8 @@ use crate::support::{SITE, number, required, run};
 /// Number of cases of `nvme-check`.
 const CASES: usize = 9;
 
-/// Returns the second drive, whose reads fail at one offset, and a job that checks buffers and then runs `then`.
+/// Returns the address of the second drive, whose reads fail at one offset. Also returns a job that checks buffers, and then
+/// runs the shell lines `then`.
 fn drive_and_job(then: &str) -> (&'static str, String) {
     let drive = required(SITE.nvme.get(1), "a second NVMe drive (CAROM_NVME2)");
     let bad = required(SITE.nvme2_bad.as_ref(), "an offset at which reads of this drive fail (CAROM_NVME2_BAD)");

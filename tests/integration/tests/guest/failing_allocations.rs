@@ -31,28 +31,29 @@ const LOOK: Duration = Duration::from_millis(4);
 /// Output of a round that read back all written data correctly.
 const VERIFIED: &str = "CAROM-VERIFY 0 4194304";
 
-/// Number of attempts to boot a VM with a failing allocation, for each allocator.
+/// Number of attempts to boot a VM, for each allocator. In each attempt, one allocation fails.
 const STARTS: u64 = 16;
-/// Amount of allocated memory after which an allocation would fail, too large to be reached in this test.
+/// An allocation would fail after this amount of allocated memory. This test never allocates so much memory.
 const NEVER: u64 = 1 << 30;
 
-/// Number of calls that create a disk or a snapshot with a failing allocation.
+/// Number of API calls that create a disk, and number of API calls that create a snapshot. In each call, one allocation fails.
 const OPERATIONS: u32 = 6;
-/// Number of the allocation that would fail, too large to be reached in this test.
+/// Number of the allocation that would fail. This test never makes so many allocations.
 const NEVER_NTH: u32 = 1 << 30;
 
 /// Budgets that the test sets in turn, in MiB, so that the guest requests windows again and again.
 const BUDGETS: [u64; 4] = [64, 4, 16, 2];
 const BUDGET_TIME: Duration = Duration::from_millis(700);
 
-/// True if a thread serves the virtio-iommu. vCPU threads serve it in VM exits, and two other threads have no other task.
+/// True if a thread serves the virtio-iommu. vCPU threads serve the virtio-iommu in VM exits. The other two threads do no other
+/// work.
 fn serves_the_iommu(name: &str) -> bool {
     ["vcpu", "iommu_poll", "window-stash"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Runs a guest with `windows` bytes of windows. While its drive works, allocations fail in each thread that serves the
-/// virtio-iommu. First, the thread's next allocation fails. Then the second allocation after this failure fails, then the third
-/// allocation after that, and so on up to [`MOST`].
+/// virtio-iommu. First, the thread's next allocation fails. After each failure, the thread makes more successful allocations
+/// before the next failure: one, then two, and so on, until the [`MOST`]th allocation after a failure fails.
 fn io_goes_on(iommufd: bool, windows: u64) {
     let before = DmaMemory::now().unwrap();
     let _failing = FailingAllocations::new();
@@ -120,8 +121,9 @@ fn io_by_windows_continues_while_allocations_fail_in_turn() {
     }
 }
 
-/// Calls `act` several times, with a description of the failure for messages. In the first call, no allocation fails. In each
-/// later call, one allocation of the VMM fails. The failing allocations are spread evenly over the allocations of a call.
+/// Calls `act` several times for each allocator. The argument of `act` describes the failure, for messages. In the first call,
+/// no allocation fails. In each later call, one allocation of the VMM fails. The failing allocations are spread evenly over the
+/// allocations of a call.
 fn in_each_part_of_all(failing: &FailingAllocations, mut act: impl FnMut(&str)) {
     for allocator in [Allocator::Slab, Allocator::Pages] {
         failing.once_after(allocator, NEVER);
@@ -197,7 +199,7 @@ fn vm_boots_or_is_refused_without_leaks_if_allocations_fail() {
         let answer = ask(&vmm, "vm.boot", &Value::Null, what);
         let failed = failing.has_failed();
         failing.stop();
-        // The call may have succeeded although its answer was lost.
+        // `vm.boot` may have succeeded even if its answer was lost.
         let Ok(there) = vmm.call("GET", "/api/v1/vm.info", None) else {
             // Rust's runtime aborts if it cannot allocate heap memory or a new thread's signal stack.
             let (status, said) = (vmm.wait(BOOT_TIME).unwrap(), vmm.said());

@@ -34,7 +34,8 @@ fn guest_of_descriptors_works_for_a_user_without_rights() {
     let mut opened = vec![(5, PathBuf::from("/dev/kvm")), (6, disk)];
     let mut work = workload::fio_verify_on("/dev/vda", 4, 8);
     let mut guest = Guest::new("inherited").disk("path=/dev/fd/6,image_type=raw");
-    // Carom opens VFIO groups and containers only by path. So only with IOMMUFD can the guest have a host device here.
+    // Carom opens VFIO groups and containers only by path, and this user cannot open them. So the guest has a host device only
+    // if the test runs with IOMMUFD.
     if SITE.iommufd {
         let function = Site::sysfs(&SITE.nvme[0]);
         opened.extend([(7, PathBuf::from("/dev/iommu")), (8, character_device(&function))]);

@@ -12,8 +12,8 @@ use crate::support::{COMPLAINTS, assert_no_complaint, guest_with_windows, number
 /// interrupts off`.
 const MOST_COPIED: u64 = 256 << 10;
 
-/// Job that writes and verifies the drive, so that the pool gets its chunks. Then the job verifies the drive again, by reads of
-/// 128 KiB with 64 in flight, while the kernel traces events.
+/// Job that writes and verifies the drive, so that the pool gets its chunks. Then the job verifies the drive again while the
+/// kernel traces events. These reads have 128 KiB each, and 64 reads are in flight.
 const JOB: &str = r#"
 verified() {
     fio --name=verify --filename=/dev/nvme0n1 --direct=1 --rw=write --ioengine=libaio --iodepth=64 --bs=128k --size=32M \

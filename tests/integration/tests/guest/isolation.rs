@@ -123,8 +123,8 @@ fn two_devices_of_a_domain_access_only_its_mappings() {
     }
 }
 
-/// Shell function `attack COMMAND [AFTER]`: prints edu-dma's commands that try COMMAND on four pages of each chunk of the NVMe
-/// drive's domain. AFTER follows each attempt.
+/// Shell function `attack COMMAND [AFTER]`: prints commands for edu-dma. They try COMMAND on four pages of each chunk in the
+/// NVMe drive's domain. The commands in AFTER follow each attempt.
 const ATTACK: &str = r#"
 START=$(sed -n 's/^iova_start //p' /sys/kernel/debug/iommu_bounce/*/stats | head -n 1)
 CHUNK=$(sed -n 's/^chunk_size //p' /sys/kernel/debug/iommu_bounce/*/stats | head -n 1)

@@ -34,8 +34,9 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 address = "DIR/containerd.sock"
 "#;
 
-/// Configuration of Kata Containers: its defaults except for paths, sizes and times, because the machine is emulated. Unlike
-/// Kata's guest kernel, the guest kernel of this test onlines added RAM only with a kernel parameter.
+/// Configuration of Kata Containers. The settings are Kata's defaults, except for the paths, and except for the sizes and
+/// times, which are adapted to an emulated machine. Unlike Kata's guest kernel, the guest kernel of this test onlines added RAM
+/// only with a kernel parameter.
 const KATA: &str = r#"
 [hypervisor.clh]
 path = "DIR/vmm"

@@ -12,8 +12,8 @@ use crate::disk::image;
 use crate::hotplug::{create_and_boot, end, payload};
 use crate::support::{MIB, SITE};
 
-/// Shell function that starts endless reads of the drive and the disk at depth 16. Returns when each of the two has completed
-/// 200 reads.
+/// Shell function that starts endless reads of the drive and of the disk, each at depth 16. The function returns when the drive
+/// and the disk have each completed 200 reads.
 const LOAD: &str = "
 load() {
     for disk in nvme0n1 vda; do

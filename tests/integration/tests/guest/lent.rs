@@ -31,7 +31,7 @@ fn guest(name: &str, kernel: Kernel, work: &str) -> Guest {
     guest_with_windows(name).kernel(kernel).job(&format!("{WAIT_FOR_NVME}{FUNCTIONS}{work}{COMPLAINTS}"))
 }
 
-/// Returns how much a counter of the guest grew from `before` to `after`.
+/// Returns how much a counter of the guest grew from the report `before` to the report `after`.
 fn grown(outcome: &Outcome, key: &str, before: &str, after: &str) -> u64 {
     number(outcome, &format!("CAROM-STAT-{after}-{key}")) - number(outcome, &format!("CAROM-STAT-{before}-{key}"))
 }

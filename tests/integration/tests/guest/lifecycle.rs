@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Events that end a domain and its windows: reboots, resets, unbinding of the driver, and another domain of the device.
+//! Events that end a domain and its windows: reboots, resets, unbinding of the device's driver, and attaching of the device to
+//! another domain.
 
 use carom_integration::harness::guest_test;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

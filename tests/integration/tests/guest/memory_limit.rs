@@ -21,7 +21,8 @@ use crate::hotplug::{create_and_boot, pinned, put};
 use crate::killed::{counting, holds, last_told};
 use crate::support::{MIB, SITE, qemu_img};
 
-/// Memory that the limit leaves for further use by the VMM. At the end, the guest uses more than this.
+/// Difference between the limit and the memory that the VMM already uses. At the end, the guest fills more memory than this
+/// amount.
 const ROOM: u64 = 32 * MIB;
 
 /// Returns shell lines that verify I/O on the drive in the background, and fill memory after the power button is pressed.

@@ -20,7 +20,8 @@ use crate::support::{MIB, SITE, run};
 /// Number of bytes that the guest sends to the host, and that the host sends back.
 const TRAFFIC: u64 = 4 * MIB;
 
-/// Returns a job that runs the shell lines `work` on the network `net`, given by the first three numbers of its addresses.
+/// Returns a job that runs the shell lines `work` on a network. `net` contains the first three numbers of the network's
+/// addresses.
 pub(crate) fn job(net: &str, work: &str) -> String {
     job_of(net, TRAFFIC, work)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that print a lot while they use a drive. Unmodified QEMU, which emulates nested guests incorrectly, reset about 6 of
-//! 100 such guests (`docs/rig.md`, The emulator).
+//! Guests that print a lot while they use a drive. Unmodified QEMU emulates nested guests incorrectly, and reset about 6 of 100
+//! such guests (`docs/rig.md`, The emulator).
 
 use std::env;
 

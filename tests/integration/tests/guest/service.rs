@@ -67,7 +67,7 @@ fn read_until(console: &mut UnixStream, shown: &mut String, text: &str) {
         match console.read(&mut bytes) {
             Ok(0) => panic!("the console ended without {text:?}:\n{shown}"),
             Ok(count) => shown.push_str(&String::from_utf8_lossy(&bytes[..count]).replace('\r', "")),
-            // The read timed out: try again.
+            // Try again, because the read timed out.
             Err(_) => {}
         }
     }
@@ -108,7 +108,8 @@ fn unit_of_the_package_runs_a_bouncing_drive_within_limits() {
     let user: u32 = systemd.run("id -u carom").trim().parse().unwrap();
     assert!((1..1000).contains(&user), "user {user} is not a system user");
 
-    // Here, the service's user cannot open /dev/kvm. In Debian, the user can open the file as a member of its group.
+    // Here, the service's user cannot open /dev/kvm. In Debian, the user can open this file, because the user is a member of
+    // the group `kvm`.
     let said = systemd.refused("carom@threads");
     assert!(said.contains("/dev/kvm: Permission denied"), "{said}");
     let _kvm = Lent::new("/dev/kvm".into(), user);

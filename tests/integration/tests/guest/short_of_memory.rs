@@ -21,7 +21,7 @@ use crate::support::{MIB, SITE};
 /// Size of the memory whose contents the guest keeps and checks, in MiB.
 const KEPT_MIB: u64 = 128;
 
-/// Number of bytes by which the limit is below the memory that the guest uses.
+/// Memory that the host must swap: the test sets a limit that is lower than the VMM's memory by this number of bytes.
 const TAKEN: u64 = 96 * MIB;
 
 /// Memory that the guest uses and then frees, and the size of a balloon that takes a part of this memory.

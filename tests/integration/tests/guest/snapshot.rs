@@ -29,7 +29,8 @@ const OFF: i64 = 1500;
 /// Number of console lines for measuring the initial difference between the guest's and the host's time of day.
 const CLOCK_LINES: usize = 5;
 
-/// Maximum difference between the advances of the guest's monotonic clock and of its real-time clock.
+/// Maximum difference between the time by which the guest's monotonic clock advances and the time by which its real-time clock
+/// advances.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(100);
 
 /// Time that passes between saving and restoring the guest in the second round.
@@ -179,7 +180,7 @@ const WAYS: [Way; 3] = [Way::Option, Way::OptionPrefault, Way::Api];
 /// Guest that is saved and restored.
 struct Subject {
     vmm: ApiVmm,
-    /// Last line before the guest was saved.
+    /// Last line of `restore-check` before the guest was saved.
     before: Line,
     /// The guest's time of day minus the host's, in milliseconds. The guest's clock can be some seconds late if the guest boots
     /// slowly.

@@ -22,8 +22,8 @@ const KERNEL_ASKS_AGAIN: Duration = Duration::from_secs(10);
 const COMMAND_TIME: Duration = Duration::from_secs(60);
 
 /// Device that the administrator unbinds from vfio-pci and binds again. At the beginning, the device is bound. Dropping this
-/// value waits for a pending unbinding and binds the device again. Before this, the VMM must have exited or released the
-/// device.
+/// value waits for a pending unbinding and binds the device again. The VMM must have exited or released the device before this
+/// value is dropped.
 struct HostDevice<'a> {
     address: &'a str,
     unbind: Option<Child>,
@@ -93,7 +93,7 @@ fn add(vmm: &ApiVmm, device: &Value) {
 #[guest_test(needs(SecondDrive), slow = "hotplug:: covers removal of a drive, and unit tests cover the host's request")]
 fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     let job = use_two_drives();
-    // Declared before the VMM, so that it is dropped after the VMM.
+    // `taken` is declared before the VMM, so that it is dropped after the VMM.
     let mut taken = HostDevice::new(&SITE.nvme[1]);
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let device = |number: usize, id: &str| json!({"path": Site::sysfs(&SITE.nvme[number]), "iommu": true, "id": id});

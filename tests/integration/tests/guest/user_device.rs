@@ -78,8 +78,8 @@ fn every_byte_of_a_user_device_with_windows_is_right() {
     let given = check_descriptors(&log);
     assert!(given > 0, "the server got no chunk: {log:#?}");
     let [shared, messages, refused] = ["descriptor", "message", "refused"].map(|what| count(&log, what));
-    // The server accessed its windows through descriptors and other memory through messages. The VMM refused forbidden
-    // accesses, and reported them to the guest's driver.
+    // The server accessed its windows through file descriptors, and accessed other memory by messages to the VMM. The VMM
+    // refused forbidden accesses, and reported them to the guest's driver.
     assert!(shared > 10 && messages > 10 && refused > 10, "{shared} {messages} {refused}");
     let counters = outcome.counters.last().expect("the VMM reports its counters at the end");
     assert!(
@@ -158,7 +158,7 @@ fn guest_outlives_a_server_that_dies() {
     let guest = steered("user-dies", "vfio", &commands).user_device(&server.option(",iommu=on"));
     let outcome = run(&guest);
 
-    // Reads of the lost device's registers return ones in all bits, so the transfer never seems to end.
+    // Reads of the lost device's registers return ones in all bits, so it seems that the transfer never ends.
     assert_result(&outcome, "store 0x100000", &["never ended"]);
     for command in ["map 0x200000 rw", "unmap 0x200000", "unmap 0x100000"] {
         assert_result(&outcome, command, &["ok"]);

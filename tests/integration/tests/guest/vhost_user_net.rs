@@ -95,7 +95,7 @@ fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value
     command.arg("--socket").arg(&socket).arg("--iommu").args(options).stdin(tap);
     command.stdout(File::create(dir.join("said")).unwrap());
     let server = serve(&mut command, &socket);
-    // Each packet needs messages to the server and back, so this test uses fewer bytes than others.
+    // The VMM and the server exchange messages for each packet, so this test uses fewer bytes than other tests.
     let script = job_of(address, BYTES, TRAFFIC).replace("nc -w 60", "nc -w 10");
     let vmm = ApiVmm::start(&SITE, &script).unwrap();
     let card = json!({"vhost_user": true, "vhost_socket": socket, "id": "card", "iommu": true});

@@ -30,7 +30,7 @@ const CALL_BYTES: usize = 3 << 20;
 /// Maximum time until the guest must send or receive further bytes.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Boots a guest with the guest's program and the additional configuration `more`.
+/// Boots a guest that runs `guest/vsock.c`. `more` returns additional configuration of the VM.
 fn start(more: fn(&ApiVmm) -> Value) -> ApiVmm {
     let program = fs::read(SITE.vsock.as_ref().expect("CAROM_VSOCK is set")).unwrap();
     let vmm = ApiVmm::start_with_program(&SITE, Kernel::Patched, "vsock", program, "vsock").unwrap();

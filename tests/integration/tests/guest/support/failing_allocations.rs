@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::FAILING_ALLOCATIONS;
 
-/// Settings of the slab allocator and of the page allocator.
+/// Directories with the settings for injected failures: first of the slab allocator, then of the page allocator.
 const PLACES: [&str; 2] = [FAILING_ALLOCATIONS, "/sys/kernel/debug/fail_page_alloc"];
 
 /// Allocator of the kernel.
@@ -20,7 +20,7 @@ pub(crate) enum Allocator {
     Pages = 1,
 }
 
-/// Control of injected failures, as long as this value lives. At first, no allocation fails.
+/// Control of injected failures. At first, no allocation fails. Dropping this value stops all further failures.
 pub(crate) struct FailingAllocations(());
 
 impl FailingAllocations {
@@ -36,8 +36,8 @@ impl FailingAllocations {
         Self(())
     }
 
-    /// Fails one allocation of the [marked](subject) threads: the first allocation after they have allocated `bytes` bytes from
-    /// `allocator`. For the page allocator, `bytes` is a number of pages.
+    /// Makes one allocation of the [marked](subject) threads fail: the first allocation after these threads have allocated
+    /// `bytes` bytes from `allocator`. For the page allocator, `bytes` is a number of pages.
     pub(crate) fn once_after(&self, allocator: Allocator, bytes: u64) {
         let place = PLACES[allocator as usize];
         self.stop();
@@ -46,7 +46,8 @@ impl FailingAllocations {
         set(place, "probability", "100");
     }
 
-    /// Returns the remaining amount until the failure, in the units of [`once_after`](Self::once_after).
+    /// Returns the amount that the threads can still allocate before the failure, in the units of
+    /// [`once_after`](Self::once_after).
     pub(crate) fn left(&self, allocator: Allocator) -> u64 {
         number(PLACES[allocator as usize], "space")
     }
@@ -97,14 +98,15 @@ pub(crate) fn control(vmm: &ApiVmm) -> PathBuf {
     format!("/proc/{pid}/task/{pid}").into()
 }
 
-/// Marks a VMM's threads and the threads that they start. [`FailingAllocations::once_after`] then fails their allocations.
+/// Marks a VMM's threads, and the threads that they start later. [`FailingAllocations::once_after`] makes only allocations of
+/// marked threads fail.
 pub(crate) fn subject(vmm: &ApiVmm) {
     for (name, dir) in threads(vmm) {
         fs::write(dir.join("make-it-fail"), "1").unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 }
 
-/// Fails the `nth` allocation that a thread makes from now on. Returns false if the thread has ended.
+/// Makes the `nth` allocation of a thread from now on fail. Returns false if the thread has ended.
 pub(crate) fn fail_nth(thread: &Path, nth: u32) -> bool {
     fs::write(thread.join("fail-nth"), nth.to_string()).is_ok()
 }

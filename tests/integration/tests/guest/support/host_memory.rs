@@ -113,7 +113,7 @@ pub(crate) fn in_huge_pages(pid: u32) -> u64 {
     number_after(&format!("/proc/{pid}/smaps_rollup"), "AnonHugePages:") << 10
 }
 
-/// Returns how often the whole host has split the mapping of a huge page since its start.
+/// Returns how often the mapping of a huge page has been split on the whole host, since the host's start.
 pub(crate) fn huge_pages_cut() -> u64 {
     number_after("/proc/vmstat", "thp_split_pmd ")
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Separate systemd, which is the first process in its own namespaces for processes, mounts and control groups. This systemd
-//! starts only the test's units. It uses the host's programs, devices and network. Changes to the host's file system are
-//! discarded at the end.
+//! systemd of a test, in addition to the host's systemd. It is the first process in its own namespaces for processes, mounts
+//! and control groups. This systemd starts only the test's units. It uses the host's programs, devices and network. Changes to
+//! the host's file system are discarded at the end.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -24,18 +24,18 @@ const TIME: Duration = Duration::from_secs(60);
 /// kernel: its modules, binary formats and parameters.
 const UNITS: &str = "etc/systemd/system";
 
-/// Targets that every service waits for. Here, these targets start no other units, except for the journal.
+/// Targets on which services depend. Here, these targets start no other units, except for the journal.
 const TARGETS: [&str; 4] = ["sysinit.target", "basic.target", "network.target", "shutdown.target"];
 
-/// Units of the host's journal, which records the output of services.
+/// Units of the journal, which records the output of services. Their files are copied from the host.
 const JOURNAL: [&str; 3] = ["systemd-journald.service", "systemd-journald.socket", "systemd-journald-dev-log.socket"];
 
 /// Shell script that enters the control group and runs a program in it. No other process may be in the group, because otherwise
 /// the kernel does not permit limits on its subgroups.
 const ENTER: &str = r#"echo 0 >"$1/cgroup.procs" && shift && exec "$@""#;
 
-/// Shell script that prepares the root file system and becomes systemd. The script writes its process ID on the host to the
-/// file `pid`. It can read this ID because `/proc` is still the host's.
+/// Shell script that prepares the root file system and becomes systemd. The file `pid` then contains the process ID that the
+/// script, and later systemd, has on the host. The script can read this ID, because its `/proc` is still the host's.
 const BEGIN: &str = r#"
 set -eu
 read -r pid rest </proc/self/stat
@@ -66,7 +66,7 @@ exec env -i container=carom-test PATH=/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_UNIT
 pub(crate) struct Systemd {
     process: Child,
     pid: u32,
-    // Dropped when the processes have ended. The directory is dropped before the group.
+    // These two fields are dropped after all processes have ended. The directory is dropped before the group.
     _dir: TempDir,
     group: MemoryGroup,
 }
