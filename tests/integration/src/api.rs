@@ -83,7 +83,7 @@ fn spawn(site: &Site, dir: &Path, arguments: &[&str]) -> Result<Child> {
         .context("cannot start carom")
 }
 
-/// Running process `carom --api-socket`, with the files of a guest to boot.
+/// Running process `carom --api-socket`, and the files of the guest that a test boots in it.
 pub struct ApiVmm {
     child: Child,
     dir: TempDir,

@@ -156,13 +156,13 @@ impl Guest {
         self.with(|guest| guest.machine.drives.push(Drive { image: image.into(), metadata: true }))
     }
 
-    /// Adds a virtio disk on a raw image, on any VMM. With `iommu`, the disk is behind the virtual IOMMU.
+    /// Adds a virtio disk with a raw image, for any VMM. With `iommu`, the disk is behind the virtual IOMMU.
     #[must_use]
     pub fn virtio_disk(self, image: &Path, iommu: bool) -> Self {
         self.with(|guest| guest.machine.emulated.push(Emulated::Disk { image: image.into(), iommu }))
     }
 
-    /// Adds a virtio network card on an existing tap interface, on any VMM. With `iommu`, the card is behind the virtual
+    /// Adds a virtio network card with an existing tap interface, for any VMM. With `iommu`, the card is behind the virtual
     /// IOMMU.
     #[must_use]
     pub fn virtio_net(self, tap: &str, iommu: bool) -> Self {

@@ -11,8 +11,8 @@ pub(crate) fn read(pid: u32) -> BTreeMap<String, u64> {
     read_below(Path::new("/sys/kernel/debug/kvm"), &Path::new("/proc").join(pid.to_string()).join("task"))
 }
 
-/// Reads the counters from `vms`, which contains a directory `TID-FD` for each VM. TID is the thread that created the VM. Only
-/// VMs whose TID is in `threads` count.
+/// Reads the counters from `vms`, which contains a directory `TID-FD` for each VM. TID is the thread that created the VM. VMs
+/// whose TID is not in `threads` are ignored.
 fn read_below(vms: &Path, threads: &Path) -> BTreeMap<String, u64> {
     let is_of_a_thread = |name: &str| name.split_once('-').is_some_and(|(number, _)| threads.join(number).is_dir());
     let Ok(vms) = fs::read_dir(vms) else { return BTreeMap::new() };

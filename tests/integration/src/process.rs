@@ -214,7 +214,7 @@ impl Drop for Guarded {
 struct Watch {
     file: File,
     text: String,
-    /// Bytes of an incomplete line.
+    /// Bytes of the incomplete line at the end of the file.
     rest: Vec<u8>,
     marks: usize,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! RAM that a guest returns to the host while its drive works, with and without the virtio-iommu.
+//! RAM that a guest returns to the host while the guest uses its drive, with and without the virtio-iommu.
 
 use std::fs;
 use std::thread;

@@ -51,9 +51,9 @@ fn serves_the_iommu(name: &str) -> bool {
     ["vcpu", "iommu_poll", "window-stash"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Runs a guest with `windows` bytes of windows. While its drive works, allocations fail in each thread that serves the
-/// virtio-iommu. First, the thread's next allocation fails. After each failure, the thread makes more successful allocations
-/// before the next failure: one, then two, and so on, until the [`MOST`]th allocation after a failure fails.
+/// Runs a guest with `windows` bytes of windows. While the guest uses its drive, allocations fail in each thread that serves
+/// the virtio-iommu. First, the thread's next allocation fails. After each failure, the thread makes more successful
+/// allocations before the next failure: one, then two, and so on, until the [`MOST`]th allocation after a failure fails.
 fn io_goes_on(iommufd: bool, windows: u64) {
     let before = DmaMemory::now().unwrap();
     let _failing = FailingAllocations::new();

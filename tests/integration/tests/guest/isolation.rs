@@ -85,7 +85,8 @@ fn two_devices_of_a_domain_access_only_its_mappings() {
         "map 0x200000 rw",
         "store 0x200000",
         "count 0x200000 0x5a",
-        // The second device stored bytes above. Now the first device loads bytes that the guest has written to the same page.
+        // The second device has just stored bytes in this page. Now the first device loads bytes that the guest has written to
+        // the same page.
         "fill 0x200000 0x66",
         "use 0",
         "load 0x200000",

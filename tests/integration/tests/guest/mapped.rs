@@ -68,7 +68,7 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
     let start = Instant::now();
     while vmm.console().matches("CAROM-VERIFY 0 ").count() < done + 2 {
         let mapped_now = counter(&vmm, "_iommu", "mapped_bytes");
-        // At first, more memory may be mapped, by a round that began before the limit was set.
+        // At first, a round that began before the limit was set may still have more memory mapped.
         assert!(
             mapped_now <= mapped + ROOM || start.elapsed() < Duration::from_secs(10),
             "{mapped_now} bytes are mapped; the limit is {mapped} + {ROOM}"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Host that takes memory from a guest while the guest's drive works: by swapping, by merging equal pages, and by a balloon.
+//! Host that takes memory from a guest while the guest uses its drive: by swapping, by merging equal pages, and by a balloon.
 //! Swapping and the balloon split huge pages. Later, the host makes huge pages again.
 
 use std::thread;

@@ -71,8 +71,8 @@ fn call(vmm: &ApiVmm, operation: &str, body: &Value) -> (u16, String) {
     (status, answer.to_string())
 }
 
-/// Checks the share after this round: it contains the file that the guest wrote, and the guest moved `go` to the directory
-/// `dir`. Then removes `dir`.
+/// Checks the exported directory after this round: it contains the file that the guest wrote, and the guest moved `go` to the
+/// directory `dir`. Then removes `dir`.
 fn check_share(share: &Path, round: u32) {
     assert!(fs::read(share.join(format!("from-guest-{round}"))).unwrap() == numbers(COUNT, COUNT), "bytes differ");
     assert!(share.join("dir/gone").exists() && !share.join("go").exists());

@@ -49,7 +49,7 @@ const CALL: Rule = Rule { part: 0.0, least: 0.5, moves: Moves::Not };
 /// In the table `start_instructions`, eight starts of a guest varied by up to 11 %.
 const MACHINE: Rule = Rule { part: 0.02, least: 0.0, moves: Moves::WithLoad(Some(0.12)) };
 
-/// Minimum number of rounds whose spread shows the variation of a count.
+/// With fewer rounds than this number, the spread of a count does not show how much the count varies.
 const ROUNDS: usize = 3;
 
 /// A difference is significant only if the counts of one run are all above the counts of the other run. With fewer rounds than

@@ -50,7 +50,7 @@ fn mappings(scope: Scope) -> Vec<Mapping> {
 /// Returns the work of a guest. In a guest with one vCPU, one thread maps memory. In a guest with two vCPUs, several threads
 /// map memory at the same time.
 fn in_a_guest(mode: &'static Mode, vcpus: u8, mappings: Vec<Mapping>) -> Work {
-    // The estimate adds a second to each measurement, because the benchmark program then checks its counts.
+    // The estimate adds a second to each measurement, because the benchmark program checks its counts after each measurement.
     let each = Duration::from_secs(u64::from(SECONDS) + 1);
     let estimate = AROUND + each * u32::try_from(mappings.len()).unwrap_or(u32::MAX);
     let run = move |site: &Site, name: &str| {

@@ -49,14 +49,14 @@ for pool in /sys/kernel/debug/iommu_bounce/domain*; do
     echo 10000 >"$pool/idle_ms"
 done"#;
 
-/// State of the pool before a cell. This state is a key of the cell's row.
+/// State of the pool before a cell starts. This state is a key of the cell's row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     /// The pool is empty, unless it is a pool of swiotlb, which cannot be emptied.
     Empty,
     /// The pool is filled, because the same cell has just run.
     Filled,
-    /// The pool is empty before the cell. The cell uses its only buffer this number of times.
+    /// The pool is empty before the cell starts. The cell uses its only buffer this number of times.
     Uses(u32),
 }
 

@@ -24,7 +24,8 @@ const AT_ONCE: usize = 64;
 /// Network card on a tap interface.
 pub(crate) struct Card {
     tap: File,
-    /// Packet from the interface that waits for a buffer of the guest. The packet already has the guest's header.
+    /// Packet from the interface that waits for a buffer of the guest. The packet already has the header that the guest
+    /// expects.
     waiting: Option<Vec<u8>>,
 }
 

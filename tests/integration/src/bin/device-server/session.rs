@@ -29,7 +29,7 @@ const REGIONS: u64 = 64;
 pub(crate) struct Manner {
     /// True if addresses are translated.
     pub(crate) iommu: bool,
-    /// Address whose translation the server also requests, without using the translation.
+    /// Address whose translation the server also requests. The server does not use this translation.
     pub(crate) probe: Option<u64>,
     /// True if the server confirms that translations were removed.
     pub(crate) confirms: bool,

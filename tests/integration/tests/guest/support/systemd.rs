@@ -30,8 +30,8 @@ const TARGETS: [&str; 4] = ["sysinit.target", "basic.target", "network.target", 
 /// Units of the journal, which records the output of services. Their files are copied from the host.
 const JOURNAL: [&str; 3] = ["systemd-journald.service", "systemd-journald.socket", "systemd-journald-dev-log.socket"];
 
-/// Shell script that enters the control group and runs a program in it. No other process may be in the group, because otherwise
-/// the kernel does not permit limits on its subgroups.
+/// Shell script that moves itself to the control group `$1` and runs a program there. No other process may be in the group,
+/// because otherwise the kernel does not permit limits on its subgroups.
 const ENTER: &str = r#"echo 0 >"$1/cgroup.procs" && shift && exec "$@""#;
 
 /// Shell script that prepares the root file system and becomes systemd. The file `pid` then contains the process ID that the
