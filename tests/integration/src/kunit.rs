@@ -52,7 +52,6 @@ enum Verdict {
 /// skipped, because the kernel's configuration leaves nothing to test.
 ///
 /// # Errors
-///
 /// Fails if a suite or case failed, was skipped or is missing. The error names all such suites and cases.
 pub fn check(outcome: &Outcome, site: &Site, kernel: Kernel, skipped: &[&str]) -> Result<()> {
     let lines: Vec<&str> = outcome.values("CAROM-KUNIT").collect();

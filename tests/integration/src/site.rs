@@ -109,7 +109,6 @@ impl Site {
     /// Reads the site from the environment.
     ///
     /// # Errors
-    ///
     /// Fails if a variable or a file is missing. The error names the variable or the file.
     pub fn from_env() -> Result<Self> {
         let kernel_dir = existing("CAROM_GUEST_KERNEL")?;

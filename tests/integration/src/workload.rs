@@ -330,7 +330,6 @@ pub fn fio_verify_on(device: &str, mib: u32, depth: u32) -> String {
 /// Checks that the jobs of [`fio_verify`] ran `times` times and succeeded each time.
 ///
 /// # Errors
-///
 /// Fails if the number of runs differs, or if a run found an error or checked nothing.
 pub fn check_verified(outcome: &Outcome, times: usize) -> Result<()> {
     let results: Vec<&str> = outcome.values("CAROM-VERIFY").collect();

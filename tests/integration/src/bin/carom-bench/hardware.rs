@@ -211,7 +211,6 @@ fn turns_ns(bytes: usize, span: usize, turns: usize) -> Result<f64> {
 /// Returns the prediction from the counts of `results`, as text.
 ///
 /// # Errors
-///
 /// Fails if `results` contains no usable counts.
 pub(crate) fn text(results: &Results) -> Result<String> {
     let rows = results.tables.get(counts::TABLE.name).into_iter().flatten();

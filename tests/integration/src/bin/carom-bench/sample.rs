@@ -85,7 +85,6 @@ pub(crate) fn steps(
 /// Returns the steps whose guests have one of these modes, or all steps if `modes` is empty.
 ///
 /// # Errors
-///
 /// Fails if `modes` contains a mode that no guest of the run has.
 pub(crate) fn only(steps: Vec<Step>, modes: &[String]) -> Result<Vec<Step>> {
     // The name of the work begins with the mode.

@@ -39,7 +39,6 @@ pub(crate) trait Form: Clone + Serialize + DeserializeOwned {
     /// Parses the output of the job.
     ///
     /// # Errors
-    ///
     /// Fails if a figure is missing, or if the VMM's counters do not fit the guest's configuration.
     fn read(step: &Step, outcome: &Outcome) -> Result<Self>;
 
