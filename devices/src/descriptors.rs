@@ -33,18 +33,19 @@ pub fn prepare() {
     drop(i32::try_from(last).map(|last| fcntl_dupfd_cloexec(io::stdin(), last)));
 }
 
-/// Checks that the number of a descriptor for a guest is not in the reserve. Call this function as soon as the descriptor is open. The
+/// Checks that a descriptor that serves a guest does not use the reserve. Call this function directly after opening the descriptor. The
 /// reserve consists of the highest numbers below the limit on descriptors. The kernel assigns the lowest free number to a new descriptor.
 ///
 /// # Errors
-/// `EMFILE` if the descriptor is in the reserve, as if the limit on descriptors was reached. The caller must close the descriptor.
+/// `EMFILE` if the descriptor's number is in the reserve, as if the process had reached its limit on descriptors. The caller must close the
+/// descriptor.
 pub(crate) fn check_reserve(descriptor: &impl AsFd) -> io::Result<()> {
     let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(()) };
     let number = u64::try_from(descriptor.as_fd().as_raw_fd()).unwrap_or(0);
     if number < for_guests(limit) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
 }
 
-/// Report that the limit on descriptors is lower than the number that a guest may need.
+/// Shortage of descriptors: a guest may need more descriptors than the limit allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
     /// Number of open descriptors, such as files, sockets and interrupt vectors of devices.

@@ -103,7 +103,7 @@ impl GuestVisibleMemory {
 }
 
 impl MemorySlots for GuestVisibleMemory {
-    /// Inserts plain memory, which no other device can access.
+    /// Inserts memory without adding it to the list of device memory. So other devices cannot map this memory.
     unsafe fn insert(&self, gpa: u64, host: HostRange, read_only: bool) -> io::Result<u32> {
         // SAFETY: The caller fulfils the same requirements.
         unsafe { self.slots.insert(gpa, host, read_only) }

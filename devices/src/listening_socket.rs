@@ -32,7 +32,7 @@ pub struct ListeningSocket {
 
 type Identity = (u64, u64);
 
-/// Sockets of this process. If the path of a new socket is one of these sockets, the error must not blame another process.
+/// Sockets of this process. If the path of a new socket already leads to one of these sockets, the error must not blame another process.
 static OWN: Mutex<Vec<Identity>> = Mutex::new(Vec::new());
 
 /// Users who may connect to a socket.
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(error.to_string(), "this VM uses this socket already: use another path");
         assert!(path.exists());
         drop(socket);
-        // From here on, this socket stands for a socket of another process.
+        // This socket is not a `ListeningSocket` of this process, so it stands for a socket of another process.
         let other = UnixListener::bind(&path).unwrap();
         let error = ListeningSocket::bind(&path).err().unwrap();
         assert_eq!(error.to_string(), "another process serves this socket: use another path");

@@ -96,7 +96,7 @@ const COMES_BACK: u32 = 64;
 pub(crate) struct Budget {
     /// Maximum of `left`.
     whole: Duration,
-    /// Time for each answer that is not charged to the budget.
+    /// Initial part of the wait for each answer. This part is not charged to the budget.
     free: Duration,
     left: Duration,
     /// Time at which `left` was computed.

@@ -44,7 +44,7 @@ pub enum RamError {
 pub struct Ram {
     /// Registered names of the regions, for messages about lost memory. The registrations are dropped before the regions are unmapped.
     names: Mutex<Vec<Registration>>,
-    /// Places of regions. The places with a current region are first, in order of their addresses.
+    /// Places for regions. Places with a current region come first, in the order of the regions' addresses.
     places: Vec<Place>,
     /// Held while regions are added or withdrawn.
     changing: Mutex<()>,

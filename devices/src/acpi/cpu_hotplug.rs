@@ -88,7 +88,7 @@ fn take_word(numbers: &mut Numbers, first: u32) -> u32 {
 }
 
 impl CpuHotplug {
-    /// Creates the registers of a VM that has the processors `present`, and that should have the first `wanted` processors. `left` is
+    /// Creates the registers of a VM. The VM has the processors in `present`, and should have processors 0 to `wanted - 1`. `left` is
     /// called on a vCPU's thread when the guest has released a processor.
     pub fn new(wanted: u32, present: Numbers, line: Box<dyn InterruptLine>, left: Box<dyn Fn() + Send + Sync>) -> Self {
         let state = State { wanted, present, came: Numbers::new(), to_go: Numbers::new(), leaving: Numbers::new() };
@@ -100,8 +100,8 @@ impl CpuHotplug {
         lock(&self.inner).state.present.clone()
     }
 
-    /// Returns the lowest processor below `wanted` that prevents a change to `wanted` processors, or `None`. A processor prevents the
-    /// change in two cases:
+    /// Returns the lowest number, below `wanted`, of a processor that prevents a change to `wanted` processors. Returns `None` if no
+    /// processor prevents the change. A processor prevents the change in two cases:
     ///
     /// - The processor was removed, and [`take_gone`](Self::take_gone) has not returned it yet.
     /// - The guest has read the request to release the processor, but has neither released the processor nor refused. The guest may still
@@ -327,7 +327,7 @@ mod tests {
         rig.write(EJECT, 3);
         assert_eq!((rig.present(), rig.left.load(Ordering::Relaxed)), (vec![0, 1, 2], 1));
         assert_eq!((rig.registers.take_gone(), rig.registers.take_gone()), (Numbers::from([3]), Numbers::new()));
-        // After processor 3 was added again, the guest cannot release this processor without a new request.
+        // Processor 3 is added again. Without a new removal request, the guest cannot release this processor.
         rig.write(EJECT, 2);
         rig.registers.take_gone();
         rig.registers.want(4).unwrap();
@@ -442,8 +442,8 @@ mod tests {
     }
 
     proptest! {
-        /// Checks that the wanted processors stay present during any sequence of guest reads and writes. After a reset, only these
-        /// processors may be present.
+        /// Checks that no sequence of guest reads and writes removes a wanted processor. After a reset, only the wanted processors may be
+        /// present.
         #[test]
         fn guest_decides_only_when_a_processor_leaves(
             steps in prop::collection::vec((0u8..4, 1u32..6, 0u64..30), 0..60),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Writes to files, for signal handlers. A write neither allocates memory nor takes a lock. If the file is a pipe or terminal, the write
-//! waits only a limited time for the reader.
+//! Writes to files that a signal handler may make. Such a write neither allocates memory nor takes a lock. If the file is a pipe or
+//! terminal, the write waits only a limited time for the reader.
 
 use std::os::fd::AsFd;
 
@@ -48,7 +48,7 @@ mod tests {
         let (mut steps, mut waits) = (STEPS, 0);
         let mut wait = || {
             waits += 1;
-            // The first two waits succeed.
+            // The file is ready for the first two waits only.
             waits <= 2
         };
         write_with(&writer, &[7; 4 * PIECE], &mut steps, &mut wait);

@@ -24,8 +24,7 @@ pub(crate) enum RingKind {
         /// Index of the queue.
         index: u16,
     },
-    /// Guest accesses to a host device, if the access exits to Carom. Accesses through memory slots cause no exit, so they are not
-    /// recorded.
+    /// Guest accesses to a host device that exit to Carom. Accesses through memory slots cause no exit, so they are not recorded.
     Accesses,
     /// Messages to a vfio-user server.
     Messages,

@@ -4,8 +4,8 @@
 //! removed. Recording a request takes only a few instructions, without a lock or an allocation. The crash report lists the requests in the
 //! rings.
 //!
-//! The memory of the rings is never freed, so the report may read a ring while its owner is being removed. If another device claims the
-//! ring during the read, the report may mix requests of the old and the new owner.
+//! The memory of the rings is never freed, so the report may read a ring while the ring's owner is being removed. If another device claims
+//! the ring during the read, the report may mix requests of the old and the new owner.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ const RINGS: usize = 256;
 const NAME_WORDS: usize = 5;
 
 /// Flag of [`Slot::outcome`]: the device has given the request back to the driver. The lower half of the outcome is the number of bytes
-/// that the device wrote to the request.
+/// that the device wrote to the request's buffers.
 const USED: u64 = 1 << 56;
 /// Flag of [`Slot::outcome`]: the request has a status.
 const STATUS: u64 = 1 << 57;
@@ -76,7 +76,7 @@ impl Slot {
         self.sizes.store(writable << 32 | readable, Ordering::Relaxed);
     }
 
-    /// Adds bits to the outcome. Only one thread may call this function at a time.
+    /// Sets bits of the outcome. Only one thread may call this function at a time.
     fn add(&self, bits: u64) {
         self.outcome.store(self.outcome.load(Ordering::Relaxed) | bits, Ordering::Relaxed);
     }
@@ -160,7 +160,7 @@ impl Ring {
         self.count.store(left, Ordering::Release);
     }
 
-    /// Adds bits to the outcome of a request, unless a newer request has replaced this request in the ring.
+    /// Sets bits of a request's outcome, unless a newer request has replaced this request in the ring.
     #[inline]
     fn add(&self, Number(number): Number, bits: u64) {
         let slot = self.slot(number);
@@ -185,7 +185,7 @@ impl Ring {
         self.add(number, STATUS | u64::from(status) << STATUS_SHIFT);
     }
 
-    /// Records that the device gave a request back, after it wrote `used` bytes to the request.
+    /// Records that the device gave a request back, and that it wrote `used` bytes to the request's buffers.
     #[inline]
     pub(crate) fn end(&self, number: Number, used: u32) {
         self.add(number, USED | u64::from(used));

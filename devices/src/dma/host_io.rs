@@ -61,7 +61,7 @@ pub(super) struct Running {
     operations: Vec<Operation>,
 }
 
-/// Wait for the end of operations. Tests use another implementation, which counts the waits.
+/// Implementation of the wait for the end of an operation. Tests use another implementation, which adds up the waits.
 pub(super) trait Waiter: Send + Sync {
     /// Waits until an operation ends, but not longer than `most`. Returns the duration of the wait.
     fn wait<'r>(
@@ -88,7 +88,7 @@ impl Waiter for ByClock {
     }
 }
 
-/// Operations on the mappings of one [`DmaTable`](super::DmaTable).
+/// Running operations that use the mappings of one [`DmaTable`](super::DmaTable).
 pub(super) struct Operations {
     running: Mutex<Running>,
     ended: Condvar,
@@ -102,7 +102,7 @@ impl Default for Operations {
 }
 
 impl Operations {
-    /// Returns an empty set of operations. `waiter` waits for the end of operations.
+    /// Returns an empty set of operations, which uses `waiter` to wait for the end of an operation.
     pub(super) fn with_waiter(waiter: Box<dyn Waiter>) -> Self {
         Self { running: Mutex::default(), ended: Condvar::new(), waiter }
     }
@@ -132,7 +132,7 @@ impl Operations {
         self.ended.notify_all();
     }
 
-    /// True if any operation overlaps `[first, last]`.
+    /// True if any operation overlaps the IOVAs `[first, last]`.
     pub(super) fn touch(&self, first: u64, last: u64) -> bool {
         lock(&self.running).operations.iter().any(|operation| operation.touches(first, last))
     }
@@ -154,9 +154,9 @@ impl Operations {
     /// Cancels all operations that overlap `[first, last]`, and waits for their end.
     ///
     /// Returns false if an operation still runs after `limit`. In this case this function calls [`IoOwner::give_up`] for the operation's
-    /// owner. Later calls do not wait for operations that this owner has now. All waits within one [`Operation`](peer_timeouts::Operation)
-    /// share the limit. But each call may wait for at least [`GRACE`], or for `limit` if `limit` is shorter. The caller must ensure that no
-    /// new operation can begin in the range.
+    /// owner. Later calls do not wait for any operation that this owner has begun so far. All waits within one
+    /// [`Operation`](peer_timeouts::Operation) share the limit. But each call may wait for at least [`GRACE`], or for `limit` if `limit` is
+    /// shorter. The caller must ensure that no new operation can begin in the range.
     pub(super) fn end_all(&self, first: u64, last: u64, limit: Duration) -> bool {
         for (number, owner) in self.to_cancel(first, last) {
             owner.cancel(number);
@@ -184,7 +184,7 @@ impl Operations {
 }
 
 /// Finds the owners of operations that overlap `[first, last]` and are not given up yet. Marks all operations of these owners as given up.
-/// Returns each of these owners once.
+/// The result contains each owner once.
 fn give_up(running: &mut Running, first: u64, last: u64) -> Vec<Arc<dyn IoOwner>> {
     let mut late: Vec<Arc<dyn IoOwner>> = Vec::new();
     let touching =

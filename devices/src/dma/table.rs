@@ -344,7 +344,8 @@ impl DmaTable {
             return Err(RemoveError::NotWhole);
         }
         if self.operations.touch(first, last) {
-            // From here on no new operation can begin in the range. Wait for the running operations without the lock.
+            // Deny all accesses to the range, so that no new operation can begin there. Then wait for the running operations without the
+            // lock.
             for (_, entry) in entries.map.range_mut(first..=last) {
                 entry.permissions = Permissions::empty();
             }
@@ -366,7 +367,7 @@ impl DmaTable {
         }
     }
 
-    /// Locks the mappings for reading. They cannot change while the guard exists.
+    /// Locks the mappings for reading. The mappings cannot change while the guard exists.
     pub(super) fn entries(&self) -> RwLockReadGuard<'_, Entries> {
         read_lock(&self.entries)
     }
@@ -399,7 +400,7 @@ impl DmaTable {
         }
     }
 
-    /// Calls `each` for each part of an access, with the part's memory and its offset in the access. If the access is not completely
+    /// Calls `each` for each part of an access, with the part's memory and the part's offset in the access. If the access is not completely
     /// allowed, calls `each` for no part, reports the access, and returns false.
     fn access(
         &self,
@@ -428,14 +429,14 @@ impl DmaTable {
         outcome.is_ok()
     }
 
-    /// Reads `data` from `iova` on. Returns false if the device may not read the whole range.
+    /// Copies the bytes at `iova` to `data`. Returns false if the device may not read the whole range.
     pub fn read(&self, iova: u64, data: &mut [u8]) -> bool {
         self.access(iova, data.len(), Permissions::READ, |memory, at| {
             memory.read_slice(data.get_mut(at..at + memory.len())?, 0).ok()
         })
     }
 
-    /// Writes `data` from `iova` on. Returns false and writes nothing if the device may not write the whole range.
+    /// Copies `data` to the memory at `iova`. Returns false and writes nothing if the device may not write the whole range.
     pub fn write(&self, iova: u64, data: &[u8]) -> bool {
         self.access(iova, data.len(), Permissions::WRITE, |memory, at| {
             memory.write_slice(data.get(at..at + memory.len())?, 0).ok()

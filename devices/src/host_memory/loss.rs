@@ -30,7 +30,7 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// Returns one line for the user that names the region and its file.
+    /// Returns a one-line message for the user. The message names the region and its file.
     pub fn explain(&self) -> String {
         let what = match self.cause {
             Cause::Missing => "the host cannot supply guest memory",
@@ -78,14 +78,14 @@ impl Loss {
     }
 }
 
-/// Returns one line for the user if a region of guest memory lacks a page now. The missing page may be the reason why KVM failed.
+/// Returns a one-line message for the user if a region of guest memory lacks a page now. The missing page may be the reason why KVM failed.
 pub fn missing_memory() -> Option<String> {
     let lacking = regions::with_all(|all| all.iter().any(lacks_a_page));
     lacking.then(|| Loss { address: None, gpa: None, cause: Cause::Missing }.explain())
 }
 
-/// Returns one line for the user if the file of a region was truncated, so that guest data is lost. A hole in a file that is not truncated
-/// does not count, even if the host cannot fill the hole now.
+/// Returns a one-line message for the user if the file of a region was truncated, because guest data is then lost. A hole in a file that is
+/// not truncated does not count, even if the host cannot fill the hole now.
 pub fn truncated_memory() -> Option<String> {
     let truncated =
         regions::with_all(|all| all.iter().any(|region| lacks_its_last_page(region) && has_short_file(region)));

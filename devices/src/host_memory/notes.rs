@@ -55,7 +55,7 @@ static STUCK: Place = Place::new();
 /// Note about lost guest memory that a thread or a signal handler has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// One line for the user.
+    /// One-line message for the user.
     pub reason: String,
     /// True if the thread that found the loss waits for ever, and holds its locks for ever.
     pub is_stuck: bool,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Command port of the PC's keyboard controller (0x64). The machine has no such keyboard, and the port's only command resets the machine.
-//! EDK2 uses the command for a warm reset, which Linux requests on hardware-reduced ACPI machines (`efi_reboot_required`).
+//! Command port of the PC's keyboard controller (0x64). Carom emulates no other part of this controller, and the port has only one command,
+//! which resets the machine. EDK2 uses the command for a warm reset, which Linux requests on hardware-reduced ACPI machines
+//! (`efi_reboot_required`).
 
 use crate::platform::BusDevice;
 

@@ -52,17 +52,19 @@ pub trait PciDevice: Send + Sync {
     fn bar_released(&self, _index: u8) -> io::Result<()> {
         Ok(())
     }
-    /// Reads at `offset` in BAR `index`. `offset + data.len()` is at most the BAR's size. The default is for functions without BARs.
+    /// Reads `data.len()` bytes at `offset` in BAR `index`. `offset + data.len()` is at most the BAR's size. The default is for functions
+    /// without BARs.
     fn read_bar(&self, _index: u8, _offset: u64, _data: &mut [u8]) {}
-    /// Writes at `offset` in BAR `index`. `offset + data.len()` is at most the BAR's size. The default is for functions without BARs.
+    /// Writes `data` at `offset` in BAR `index`. `offset + data.len()` is at most the BAR's size. The default is for functions without
+    /// BARs.
     fn write_bar(&self, _index: u8, _offset: u64, _data: &[u8]) {}
     /// True if BAR `index` is ordinary memory of this process, so that no code handles accesses to the BAR.
     fn is_memory(&self, index: u8) -> bool {
         let _ = index;
         false
     }
-    /// Resets the device to its state at power-on, with DMA and interrupts off. Its BARs keep the addresses that
-    /// [`PciDevice::assign_bar`] set. Called with all vCPUs stopped.
+    /// Resets the device to its state at power-on, with DMA and interrupts off. The BARs keep the addresses that [`PciDevice::assign_bar`]
+    /// set. Called with all vCPUs stopped.
     fn reset(&self) -> io::Result<()>;
     /// Stops the device's work on its own threads. After this function returns, the device accesses no guest memory, and its state does not
     /// change before [`PciDevice::resume`]. Called with all vCPUs stopped. A passed-through host device is not stopped.

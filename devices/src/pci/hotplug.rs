@@ -335,7 +335,7 @@ mod tests {
         assert_eq!((rig.gone(), rig.left.load(Ordering::Relaxed)), (vec![3], 1));
         rig.eject(u32::MAX);
         assert_eq!((rig.gone(), rig.left.load(Ordering::Relaxed)), (vec![], 1));
-        // Another device takes the address. Its removal was not requested.
+        // A new device gets the address. The removal of the new device was not requested.
         rig.plug(3);
         rig.eject(1 << 3);
         assert_eq!(rig.on_bus(), [2, 3]);
@@ -454,7 +454,7 @@ mod tests {
     }
 
     proptest! {
-        /// Checks that a device leaves only if its removal was requested, during any sequence of guest reads and writes.
+        /// Checks that no sequence of guest reads and writes removes a device whose removal was not requested.
         #[test]
         fn guest_decides_only_when_a_device_leaves(
             steps in prop::collection::vec((0u8..4, 2u8..6, any::<u32>(), 0u64..13), 0..60),

@@ -44,7 +44,8 @@ impl FunctionState {
     }
 }
 
-/// Root bus of each segment, with a host bridge. The root bus is bus 0, and has room for 32 devices with one function each.
+/// Root buses of all segments. Each root bus is bus 0 of its segment. It has a host bridge, and room for 32 devices with one function each,
+/// including the host bridge.
 ///
 /// The guest accesses the buses through [`super::Ecam`] and [`super::ConfigPorts`]. If a write to configuration space enables or moves a
 /// BAR, the bus claims or moves a range in the [`AddressSpace`]. The bus does this *during the write*, on the vCPU's thread. So an
@@ -149,7 +150,8 @@ impl PciRoot {
     /// Resets every function to its state at power-on, with its BARs at their assigned addresses. If the reset of a function fails, the
     /// other functions are still reset. Returns the first error. Call this function with all vCPUs stopped.
     ///
-    /// The highest address is reset first, because the IOMMU has a low address and may expect that the devices behind it do no DMA.
+    /// The function with the highest address is reset first. The IOMMU has a low address, and may expect that the devices behind the IOMMU
+    /// do no DMA when it is reset.
     pub fn reset(&self) -> io::Result<()> {
         let mut outcome = Ok(());
         for (address, function) in self.devices().into_iter().rev() {
@@ -166,13 +168,13 @@ impl PciRoot {
         outcome
     }
 
-    /// Pauses every function. The highest address is paused first, because the IOMMU has a low address and serves the devices behind it
-    /// until they are paused.
+    /// Pauses every function. The function with the highest address is paused first. The IOMMU has a low address, and must serve the
+    /// devices behind the IOMMU until these devices are paused.
     pub fn pause(&self) {
         self.devices().iter().rev().for_each(|(_, function)| function.pause());
     }
 
-    /// Lets every function continue, the lowest address first.
+    /// Lets every function continue, in ascending order of the addresses.
     pub fn resume(&self) {
         self.devices().iter().for_each(|(_, function)| function.resume());
     }
@@ -190,8 +192,8 @@ impl PciRoot {
         self.devices().iter().map(save).collect()
     }
 
-    /// Restores `states` into functions that were just created or reset and are paused, and claims the addresses of their BARs. The lowest
-    /// address is restored first, because the IOMMU has a low address and the devices behind it need its mappings.
+    /// Restores `states` into functions that were just created or reset and are paused, and claims the addresses of their BARs. The
+    /// function with the lowest address is restored first. The IOMMU has a low address, and the devices behind the IOMMU need its mappings.
     ///
     /// # Errors
     /// The functions differ from the saved functions, or the saved state of a function is invalid. The bus can then only be

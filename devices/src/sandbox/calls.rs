@@ -15,7 +15,7 @@ const TAP_QUEUES: u32 = 0x4004_54d9;
 /// `FIONBIO`.
 const NOT_BLOCKING: u32 = 0x5421;
 
-/// Calls that read, write, flush and resize open files. Reads and writes have an explicit offset.
+/// Calls that read, write, flush and resize files that are already open. Reads and writes have an explicit offset.
 pub const AT_PLACES: &[Call] = &[
     Any(libc::SYS_pread64),
     Any(libc::SYS_pwrite64),
@@ -33,7 +33,8 @@ pub const AT_PLACES: &[Call] = &[
 /// a ring.
 pub const URING: &[Call] = &[Any(libc::SYS_io_uring_enter)];
 
-/// Calls that read and change the scheduling policy of the calling thread. They cannot name another thread.
+/// Calls that read and change the scheduling policy of the calling thread. The thread ID must be 0, so a role with these calls cannot
+/// change another thread.
 pub const POLICY: &[Call] = &[With(libc::SYS_sched_getscheduler, 0, 0), With(libc::SYS_sched_setscheduler, 0, 0)];
 
 /// Calls that wait for events of several files (epoll).
@@ -45,7 +46,7 @@ pub const WAITING: &[Call] = &[
     Any(libc::SYS_epoll_pwait2),
 ];
 
-/// Calls to send and receive on an existing socket, to shut it down, and to read its options.
+/// Calls that send and receive data on an existing socket, shut the socket down, and read its options.
 pub const MESSAGES: &[Call] = &[
     Any(libc::SYS_sendmsg),
     Any(libc::SYS_recvmsg),

@@ -102,7 +102,7 @@ pub const COMMON: &[Call] = &[
     Any(libc::SYS_rt_sigprocmask),
     Any(libc::SYS_rt_sigreturn),
     OnItself(libc::SYS_tgkill),
-    // A signal handler can run on any thread. It sends on a socket to notify the thread that handles signals.
+    // A signal handler can run on any thread. The handler sends a byte on a socket to notify the thread that handles signals.
     Where(libc::SYS_sendto, &[Null(4)]),
     With(libc::SYS_prctl, 0, libc::PR_SET_NAME.cast_unsigned()),
     // A crash report reads the thread's name.

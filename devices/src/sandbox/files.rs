@@ -34,7 +34,7 @@ fn scopes(fixed: BitFlags<Erratum>) -> BitFlags<Scope> {
     if fixed.contains(Erratum::ScopedSignalHandling) { sockets | Scope::Signal } else { sockets.into() }
 }
 
-/// Creates rules that deny all known accesses. The caller can add accesses that are allowed.
+/// Creates rules that deny all known accesses. The caller can add rules that allow accesses.
 ///
 /// # Errors
 /// The host's kernel has no Landlock.

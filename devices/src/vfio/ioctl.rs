@@ -23,7 +23,7 @@ ioctl_io_nr!(VFIO_IOMMU_GET_INFO, VFIO_TYPE.into(), VFIO_BASE + 12);
 ioctl_io_nr!(VFIO_IOMMU_MAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 13);
 ioctl_io_nr!(VFIO_IOMMU_UNMAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 14);
 
-/// Size of a request structure, for its `argsz` field.
+/// Returns the size of the request structure `T`, for its `argsz` field.
 const fn argsz<T>() -> u32 {
     let size = size_of::<T>();
     assert!(size <= 4096);

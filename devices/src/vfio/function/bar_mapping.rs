@@ -62,7 +62,7 @@ impl BarSlot {
         Ok(Self { slots: slots.clone(), slot: Some(slot), mapping: Some(mapping.clone()) })
     }
 
-    /// Blocks DMA of other devices to the area. Another device gets access again when the guest maps the area for this device.
+    /// Blocks DMA of other devices to the area. Such a device gets access again when the guest maps the area for the device again.
     pub(crate) fn withhold(&self) -> io::Result<()> {
         self.slot.map_or(Ok(()), |slot| self.slots.withhold(slot))
     }

@@ -42,7 +42,7 @@ impl Intx {
         let enabled = host.enable_irqs(IrqKind::Intx, vec![&self.raise]);
         let unmasked = enabled.and_then(|()| {
             host.unmask_intx_by(&self.served).inspect_err(|_| {
-                // Without an event that unmasks INTx, the device would interrupt only once.
+                // Without an event that unmasks INTx, the device would interrupt only once. So disable INTx completely.
                 if let Err(error) = host.disable_irqs(IrqKind::Intx) {
                     warn!("the host cannot disable INTx of a device: {error}");
                 }

@@ -37,9 +37,9 @@ impl HostIommu {
         Self { backend: Backend::Containers(kvm_vfio) }
     }
 
-    /// Creates a host IOMMU that uses IOMMUFD (`/dev/iommu`) and VFIO's character devices. Both need Linux 6.6 or later, built with
-    /// `CONFIG_IOMMUFD` and `CONFIG_VFIO_DEVICE_CDEV`. If a descriptor of IOMMUFD was inherited, the host IOMMU uses it instead of opening
-    /// `/dev/iommu`.
+    /// Creates a host IOMMU that uses IOMMUFD (`/dev/iommu`) and VFIO's character devices. The character devices need Linux 6.6 or later.
+    /// The kernel must be built with `CONFIG_IOMMUFD` and `CONFIG_VFIO_DEVICE_CDEV`. If a descriptor of IOMMUFD was inherited, the host
+    /// IOMMU uses it instead of opening `/dev/iommu`.
     pub fn iommufd(kvm: Option<Arc<dyn VfioFiles>>) -> Result<Self, VfioPciError> {
         let iommufd = match inherited::iommufd() {
             Some(file) => file.map(IommuFd::new_from_fd).map_err(iommufd_error)?,

@@ -11,7 +11,7 @@ use vmm_sys_util::ioctl_io_nr;
 
 ioctl_io_nr!(IOMMU_IOAS_IOVA_RANGES, IOMMUFD_TYPE as u32, IOMMUFD_CMD_IOAS_IOVA_RANGES);
 
-/// Size of a request structure, for its `size` field.
+/// Returns the size of the request structure `T`, for its `size` field.
 pub(crate) const fn size_field<T>() -> u32 {
     let size = size_of::<T>();
     assert!(size <= 4096);

@@ -87,9 +87,9 @@ impl From<CallError> for io::Error {
 
 /// Memory that a server accesses by DMA_READ and DMA_WRITE.
 pub(super) trait DmaTarget: Send + Sync {
-    /// Reads memory from `iova` on to `data`. Returns `false` if a part of the range may not be read.
+    /// Copies the memory at `iova` to `data`. Returns `false` if a part of the range may not be read.
     fn read(&self, iova: u64, data: &mut [u8]) -> bool;
-    /// Writes `data` to memory from `iova` on. Returns `false` and writes nothing if a part of the range may not be written.
+    /// Copies `data` to the memory at `iova`. Returns `false` and writes nothing if a part of the range may not be written.
     fn write(&self, iova: u64, data: &[u8]) -> bool;
 }
 
@@ -191,7 +191,8 @@ impl Calls {
     }
 }
 
-/// Reads one message and, if it needs an answer, sends the answer with `send`. The error is the reason why the connection ends.
+/// Reads one message. Hands an answer to the thread that waits for it. Serves a request, and answers it with `send` if the server wants an
+/// answer. The error is the reason why the connection ends.
 pub(super) fn take_message(
     input: &mut impl Read,
     calls: &Calls,

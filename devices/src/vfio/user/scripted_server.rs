@@ -47,7 +47,7 @@ pub(super) enum Instead {
     Dribble(Duration),
 }
 
-/// Decides for each request if and how the server breaks the protocol.
+/// Function that decides for each request if the server breaks the protocol, and how.
 pub(super) type Rule = Box<dyn Fn(&Header, &[u8]) -> Option<Instead> + Send>;
 
 /// Scripted server. It ends when the client disconnects.
