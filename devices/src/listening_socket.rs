@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(mode & 0o7777, 0o600);
         let error = StartLock::take(&path, Duration::ZERO).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
-        // The time limit ends a test that hangs.
+        // If the lock is never released, this time limit ends the test.
         let waiting = thread::spawn(move || StartLock::take(&path, Duration::from_secs(600)).map(drop));
         drop(holder);
         waiting.join().unwrap().unwrap();

@@ -155,7 +155,7 @@ pub trait MemorySlots: Send + Sync {
         let _ = slot;
         Ok(())
     }
-    /// Removes the slot. This is expensive for the whole VM, because KVM drops all shadow page table entries of the VM.
+    /// Removes the slot. The removal is expensive for the whole VM, because KVM drops all shadow page table entries of the VM.
     fn remove(&self, slot: u32) -> io::Result<()>;
 }
 

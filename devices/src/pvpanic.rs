@@ -178,7 +178,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any sequence of accesses reports each event at most once.
+        /// Checks that any sequence of accesses reports each event at most once.
         #[test]
         fn random_accesses_report_each_event_at_most_once(
             accesses in prop::collection::vec((any::<bool>(), 0u64..16, prop::collection::vec(any::<u8>(), 0..9)), 0..40),

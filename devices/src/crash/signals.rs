@@ -89,8 +89,8 @@ extern "C" fn failed(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
         write_report(format_args!("{name}, which was sent"), format_args!("instruction {ip:#x}, stack {sp:#x}"));
     }
     if faults && let (Some(before), Some(place)) = (BEFORE.get(), place) {
-        // Restore the earlier action. When this handler returns, the fault repeats and causes the earlier action. SAFETY: The kernel
-        // returned this action before.
+        // Restore the earlier action. When this handler returns, the fault repeats and causes the earlier action.
+        // SAFETY: The kernel returned this action before.
         unsafe { sigaction(signal, &before[place], std::ptr::null_mut()) };
         return;
     }

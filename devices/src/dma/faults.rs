@@ -104,7 +104,7 @@ impl FaultRelay {
         Ok(reports)
     }
 
-    /// Takes the queued faults, and the number of lost faults.
+    /// Removes and returns the queued faults and the number of lost faults.
     #[cfg(test)]
     pub(crate) fn take(&self) -> (Vec<Stopped>, u64) {
         (self.queue.try_iter().collect(), self.lost.swap(0, Ordering::Relaxed))

@@ -21,7 +21,7 @@ pub const IO_DEADLINE: Duration = Duration::from_secs(5);
 /// because such I/O ends immediately.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// Ranges of this process' memory that an operation uses. Most operations have only one range.
+/// Ranges of this process's memory that an operation uses. Most operations have only one range.
 pub(super) type HostRanges = SmallVec<[HostRange; 2]>;
 
 /// First and last IOVA of each part of an operation.
@@ -61,7 +61,7 @@ pub(super) struct Running {
     operations: Vec<Operation>,
 }
 
-/// Implementation of the wait for the end of an operation. Tests use another implementation, which adds up the waits.
+/// Implementation of the wait for the end of an operation. Tests use another implementation, which records the waits.
 pub(super) trait Waiter: Send + Sync {
     /// Waits until an operation ends, but not longer than `most`. Returns the duration of the wait.
     fn wait<'r>(

@@ -43,8 +43,8 @@ impl DeviceMemory {
         DmaView::new(&self.ram, self.table.as_deref())
     }
 
-    /// Prepares I/O of the host kernel in the ranges `parts` (address and length), in this order. `owner` runs the operation, and must drop
-    /// the [`HostIo`] when the operation has ended.
+    /// Prepares I/O of the host kernel in the ranges `parts` (address and length). The result lists the memory of these ranges in the same
+    /// order. `owner` runs the operation, and must drop the [`HostIo`] when the operation has ended.
     ///
     /// Returns `None` if part of the access is not allowed. Behind the virtio-iommu, a denied access is reported to the driver.
     pub fn begin_io(

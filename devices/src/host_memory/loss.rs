@@ -59,7 +59,7 @@ impl Loss {
         }
     }
 
-    /// Names the regions that lack a page now. If no region lacks a page, names all regions.
+    /// Returns the names of the regions that lack a page now. If no region lacks a page, returns the names of all regions.
     fn without_address(&self) -> String {
         let gpa = self.gpa.map(|gpa| format!("guest-physical {gpa:#x}, ")).unwrap_or_default();
         let names = regions::with_all(|all| {

@@ -119,8 +119,8 @@ impl Slot {
 #[derive(Debug)]
 pub struct Registration(u64);
 
-/// Registers `range` as guest memory. A registered range with the same address and length is replaced. If ranges overlap, the range
-/// registered last counts.
+/// Registers `range` as guest memory. Replaces an earlier registration of the same address and length. If registered ranges overlap, the
+/// range that was registered last counts.
 pub fn register(range: HostRange, origin: Origin) -> Registration {
     let mut regions = lock(&REGIONS);
     if let Some(place) = regions.list.iter().position(|region| region.range == range) {

@@ -7,8 +7,8 @@
 //! because the BAR keeps its place. A BAR loses its place only when it is decoded at another address, or when another BAR is decoded at
 //! this place.
 //!
-//! If the guest moves a BAR to a forbidden address, the BAR stays at its old place. It moves once the new address is allowed. If another
-//! BAR takes the old place before this move, the first BAR has no place until it can move.
+//! If the guest moves a BAR to a forbidden address, the BAR stays at its old place. The BAR moves once the new address is allowed. If
+//! another BAR takes the old place before this move, the first BAR has no place until it can move.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -21,7 +21,7 @@ impl Ecam {
     /// Size of the guest-physical memory range for one bus, in bytes.
     pub const SIZE: u64 = 1 << 20;
 
-    /// Creates the mechanism for `root`.
+    /// Creates the mechanism for the buses of `root`.
     pub fn new(root: Arc<PciRoot>) -> Self {
         Self { root }
     }
@@ -82,12 +82,12 @@ impl ConfigPorts {
     pub const SIZE: u64 = 8;
     /// Bit of the address port that enables accesses to configuration space through the data port.
     const ENABLE: u32 = 1 << 31;
-    /// Offset of the reset control register. It accepts only writes of one byte.
+    /// Offset of the reset control register from the first port. The register accepts only writes of one byte.
     const RESET_CONTROL: u64 = 1;
     /// Bit of the reset control register that resets the machine.
     const RESET_CPU: u8 = 1 << 2;
 
-    /// Creates the ports for `root`. `reset` is called when the guest asks for a reset.
+    /// Creates the ports for the buses of `root`. `reset` is called when the guest asks for a reset.
     pub fn new(root: Arc<PciRoot>, reset: Box<dyn Fn() + Send + Sync>) -> Self {
         Self { root, address: AtomicU32::new(0), reset }
     }

@@ -247,7 +247,7 @@ impl MsixTable {
             (entry.address, entry.data, entry.control) = (0, 0, VECTOR_MASK);
         }
         let outcome = self.set_control(0);
-        // Drop interrupts that wait in events. The events are not routed now, so KVM would not read them.
+        // Drop the interrupts that wait in the vectors' events. KVM does not read these events now, because they are not routed.
         for vector in 0..self.count() {
             if let Some(event) = self.vectors.event(vector) {
                 forget(event);

@@ -57,9 +57,9 @@ pub struct PciRoot {
 }
 
 impl PciRoot {
-    /// Creates one bus for each entry of `windows`. Entry n is for segment n. Each bus has only a host bridge of kind `bridge`. Functions
-    /// claim their BARs in `space`, within the windows of their segment. The windows of segments must not overlap. The bus keeps only a
-    /// weak reference to `space`, because `space` refers to the bus after the [`super::Ecam`] was inserted.
+    /// Creates one bus for each entry of `windows`. Entry n is for segment n. At first, each bus has only a host bridge of kind `bridge`.
+    /// Functions claim their BARs in `space`, within the windows of their segment. The windows of segments must not overlap. The bus keeps
+    /// only a weak reference to `space`, because `space` refers to the bus after the [`super::Ecam`] was inserted.
     pub fn new(
         space: Arc<dyn AddressSpace>,
         windows: Vec<BarWindows>,

@@ -7,9 +7,10 @@
 //! [`PinnedWhole`] notify [`Reclaim`] before pages are pinned and after they are unpinned. `pins` counts the pins of each page, and
 //! `discard` makes the system call.
 //!
-//! A thread that gives pages back locks the counts before it checks them, and unlocks the counts after the host has removed the pages. It
-//! gives back at most 2 MiB (or one huge page) while it holds the lock. So a thread that maps RAM for a device waits while at most one such
-//! piece is given back. The mapping then pins the pages that the host allocates in place of the removed pages.
+//! A thread that gives pages back locks the counts before it checks them, and unlocks the counts after the host has removed the pages.
+//! While the thread holds the lock, it gives back at most one piece of 2 MiB, or one huge page if huge pages are larger. So a thread that
+//! maps RAM for a device waits for at most one such piece. The mapping then pins the pages that the host allocates in place of the removed
+//! pages.
 
 mod discard;
 mod pinning_mapper;

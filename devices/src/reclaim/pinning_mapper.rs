@@ -35,8 +35,7 @@ impl Drop for Ledger {
 
 /// Wrapper around a mapper that pins memory. The wrapper reports the pins to [`Reclaim`].
 ///
-/// Each new mapping needs O(log n) more time than without the wrapper, with n existing mappings. In addition, [`Reclaim`] needs time to
-/// count the pins.
+/// If the mapper has n mappings, the wrapper adds O(log n) time to each new mapping. In addition, [`Reclaim`] needs time to count the pins.
 pub struct PinningMapper<M> {
     /// The mapper is the first field, so it is dropped before `ledger`. Mapped pages count as pinned until the mapper is dropped.
     mapper: M,

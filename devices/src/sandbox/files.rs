@@ -28,7 +28,8 @@ pub fn known_accesses() -> BitFlags<AccessFs> {
 /// signal another process.
 ///
 /// `fixed` is the set of Landlock bugs that are fixed in the host's kernel. Without the fix of `ScopedSignalHandling`, the kernel denies
-/// signals between separately limited threads of one process. For example, another thread could then not stop a vCPU by a signal.
+/// signals between separately limited threads of one process. For example, another thread could then not stop a vCPU by a signal. So
+/// without this fix, the result does not include the scope of signals.
 fn scopes(fixed: BitFlags<Erratum>) -> BitFlags<Scope> {
     let sockets = Scope::AbstractUnixSocket;
     if fixed.contains(Erratum::ScopedSignalHandling) { sockets | Scope::Signal } else { sockets.into() }

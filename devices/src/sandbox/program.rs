@@ -34,7 +34,7 @@ const RETURN: u16 = code(libc::BPF_RET | libc::BPF_K);
 enum Answer {
     /// The program returns this word.
     Word(u32),
-    /// The rules of the call decide. Their instructions start this many instructions after the end of the search.
+    /// The rules of the call decide. The field is the number of instructions between the end of the search and the rules of the call.
     Rules(usize),
 }
 

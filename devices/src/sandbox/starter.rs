@@ -152,7 +152,7 @@ pub fn start_prepared<R: FnOnce() + 'static>(
     Ok(thread)
 }
 
-/// Checks that a thread of `role` could run on each of `cpus`, by starting a thread that does nothing.
+/// Checks that a thread of `role` can be pinned to all of `cpus`. For this check, starts a thread that does nothing.
 ///
 /// # Errors
 /// A CPU cannot be used, or the host cannot create a thread.

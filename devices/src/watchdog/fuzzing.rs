@@ -4,7 +4,7 @@
 
 use super::registers::Registers;
 
-/// Reads and writes registers and ends stages, as `bytes` say. Checks that the state of the registers can be restored at
+/// Reads, writes and resets the registers, and ends stages, as `bytes` encode. Checks that the state of the registers can be restored at
 /// any time.
 ///
 /// # Panics

@@ -213,7 +213,7 @@ impl Registers {
     /// Restores the saved state.
     ///
     /// # Errors
-    /// The registers cannot have such values.
+    /// The saved state has values that no guest can cause.
     pub(super) fn restore(&mut self, state: &RegistersState) -> Result<(), StateError> {
         let RegistersState { config, lock, preload, keys, .. } = state;
         let sound = config & !CONFIG_MASK == 0

@@ -99,7 +99,7 @@ impl Timer {
     /// Restores the saved state. After the call, the counter is paused.
     ///
     /// # Errors
-    /// No guest can cause this state.
+    /// The saved state is one that no guest can cause.
     pub(super) fn restore(&self, registers: &RegistersState, left_ns: Option<u64>) -> Result<(), StateError> {
         let mut state = self.shared.lock();
         let mut restored = Registers::new();

@@ -81,9 +81,10 @@ impl Chunk {
     /// Returns a file descriptor for another process. The descriptor allows exactly the accesses in `permissions`. Existing mappings do not
     /// change.
     ///
-    /// Returns `None` if no such descriptor is possible, in these cases: * `permissions` is write-only. * `permissions` includes write
-    /// access, and the chunk consists of reserved huge pages. The other process could free and reallocate these pages, and only
-    /// `F_SEAL_WRITE`, which forbids all writes, prevents this.
+    /// Returns `None` if no such descriptor is possible, in these cases:
+    /// * `permissions` is write-only.
+    /// * `permissions` includes write access, and the chunk consists of reserved huge pages. The other process could free and reallocate
+    ///   these pages. Only `F_SEAL_WRITE` would prevent this, and this seal forbids all writes.
     ///
     /// The other process can keep the chunk for ever. So the chunk must not be reused for another owner.
     ///

@@ -151,8 +151,8 @@ impl ChunkStore for WindowStore {
         Ok(())
     }
 
-    /// Retries one lost place by mapping the scratch chunk over it. This frees the chunk's memory, because its file was dropped when the
-    /// place was lost.
+    /// Retries one lost place by mapping the scratch chunk over it. This mapping frees the lost chunk's memory, because its file was
+    /// dropped when the place was lost.
     fn recover(&mut self) -> Option<u32> {
         let mut state = lock(&self.0.state);
         let index = state.lost.pop_front()?;

@@ -199,7 +199,7 @@ pub(super) fn take<'g, M: Monitor>(
         if supply.busy == 0 && supply.retired.is_empty() {
             return Err(ChunkError::NoResources);
         }
-        // A chunk will be available soon, because the stash's thread is dropping or allocating a chunk.
+        // Wait until the stash's thread has dropped or allocated a chunk, because a chunk may be available then.
         guard = monitor.wait_until_done(guard);
     }
 }

@@ -121,7 +121,7 @@ pub(crate) fn open_with(
 }
 
 impl Device {
-    /// Returns the mapper of the device's address space. `endpoint` is the device's number in this address space.
+    /// Returns the mapper of the device's address space. `endpoint` is the ID of the device's endpoint.
     pub(crate) fn mapper(&self, endpoint: u32, memory: impl Any + Send) -> VfioMapper {
         self.host.mapper(self.space.clone(), endpoint, &self.device, memory).unwrap()
     }

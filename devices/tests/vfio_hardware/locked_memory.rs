@@ -137,7 +137,7 @@ fn repeated_bypass_over_locked_memory_limit_pins_nothing() {
     println!("{TIMES} times, the slowest took {slowest:?}; ATTACH by status: {counted:?}");
     assert!(slowest < LONGEST, "{slowest:?}");
 
-    // With the old limit, bypass works. Earlier failed tries must not prevent bypass.
+    // After the old limit is restored, bypass works. The failed tries must not prevent this.
     drop(limit);
     assert_eq!(send(&mut engine, &attach_bypass(7, 2)), ok);
     assert_eq!(pinned(), before + RAM as u64);

@@ -45,8 +45,8 @@ fn send(engine: &mut Engine, request: &[u8]) -> u8 {
     reply[0]
 }
 
-/// Maps and unmaps one page at the start of each of `places` ranges of [`PLACE`] bytes, as a guest can. Returns the host memory that the
-/// page tables use, in bytes, and the number of refused MAP requests.
+/// Walks over `places` ranges of [`PLACE`] bytes. Maps one page at the start of each range and unmaps the page again, as a guest can.
+/// Returns the host memory that the page tables use, in bytes, and the number of refused MAP requests.
 fn walk(places: u64, max_table_pages: u64) -> (u64, u64) {
     let edu = Edu::open();
     let ram = Arc::new(TestRam::new(&[(0, 0x10_0000)]));

@@ -14,8 +14,8 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::hardware::*;
 
-/// Two edu devices behind an engine. [`map`](Self::map) maps two pages in domain n (1 or 2): page n - 1 at `SOURCE`, and page n + 1 at
-/// `TARGET`. Page n - 1 holds the byte n.
+/// Two edu devices behind an engine. In domain n (1 or 2), [`map`](Self::map) maps RAM page n - 1 at `SOURCE`, and RAM page n + 1 at
+/// `TARGET`. RAM page n - 1 is filled with the byte n.
 struct Pair {
     edus: [Edu; 2],
     engine: Engine,

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// 14 March 2031 (a Friday), 21:07:59 UTC.
+/// Returns a time on 14 March 2031 (a Friday), 21:07:59 UTC.
 fn evening() -> Timestamp {
     "2031-03-14T21:07:59.75Z".parse().unwrap()
 }
@@ -92,7 +92,7 @@ fn clock_stands_still_briefly_after_a_register_a_read() {
     let after = |registers: &mut Registers, millis| registers.cell(start + Duration::from_millis(millis));
     assert_eq!([0, 49].map(|millis| after(&mut registers, 10 + millis)), [0x59, 0x59]);
     assert_eq!(after(&mut registers, 300), 0x00, "the next minute has begun");
-    // The host's clock was set back.
+    // The host's clock was set back. So the clock does not stand still.
     assert_eq!(registers.cell(start - Duration::from_secs(10)), 0x49);
 }
 

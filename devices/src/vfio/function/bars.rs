@@ -80,8 +80,8 @@ impl HostBar {
         self.bar
     }
 
-    /// Makes the areas visible to the guest at `address`. Does nothing if the areas are already visible at `address`. On failure no area is
-    /// visible, and every access to the BAR exits.
+    /// Makes the areas visible to the guest at `address`. Does nothing if the areas are already visible at `address`. On failure, this
+    /// function hides all areas again, so that every access to the BAR exits. An area whose memory slot cannot be removed stays visible.
     pub(crate) fn show(&self, slots: &Arc<dyn MemorySlots>, address: u64) -> io::Result<()> {
         let mut visible = lock(&self.visible);
         if visible.address == Some(address) {

@@ -13,8 +13,8 @@ pub(crate) struct ConfigView {
     /// Values of the emulated bits as the guest reads them, and a mask of the emulated bits that the guest may write.
     space: ConfigSpace,
     emulated: Vec<u8>,
-    /// Values that the device gets in emulated bits. Carom writes whole bytes to the device, and a byte may contain emulated bits and
-    /// device bits. In the emulated bits of such a byte, the device gets these values instead of the guest's values.
+    /// Values that Carom writes to the device in emulated bits. Carom always writes whole bytes to the device. If a byte contains emulated
+    /// bits and device bits, Carom replaces the guest's values of the emulated bits by these values.
     host: Vec<u8>,
 }
 

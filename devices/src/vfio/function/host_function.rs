@@ -67,9 +67,9 @@ pub(crate) trait HostFunction: ConfigAccess {
     fn unmask_intx_by(&self, event: &EventFd) -> io::Result<()>;
     /// Disables interrupts of a kind.
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
-    /// Resets the function. Returns `false` if the host cannot reset the function. The first call after the function was opened may do
-    /// nothing. Fails with `WouldBlock` while the host holds the function, for example while the host unbinds the function from its host
-    /// driver.
+    /// Resets the function. Returns `false` if the host cannot reset the function. The first call may do nothing if opening the function
+    /// has reset it already. Fails with `WouldBlock` while the host holds the function, for example while the host unbinds the function
+    /// from its host driver.
     fn reset(&self) -> io::Result<bool>;
     /// Returns a handle that attaches the function to another address space, as long as the function is open.
     fn attachable(&self) -> Weak<dyn Attachable>;

@@ -174,7 +174,7 @@ impl Interrupts {
         }
     }
 
-    /// Removes INTx. INTx must be disabled already.
+    /// Drops INTx, so that it is never enabled again. INTx must be disabled already.
     pub(crate) fn give_intx_up(&mut self) {
         self.intx = None;
     }
@@ -231,8 +231,8 @@ impl Interrupts {
     }
 }
 
-/// Returns the number of MSI-X vectors to enable: all vectors up to the last unmasked vector. The number is rounded up to a power of two,
-/// and is at least 1.
+/// Returns the number of MSI-X vectors to enable: all vectors up to the last unmasked vector. The number is rounded up to a power of two.
+/// It is at least 1, and at most the number of vectors of the table.
 fn enough(table: &MsixTable) -> u16 {
     table.used().max(1).checked_next_power_of_two().unwrap_or(u16::MAX).min(table.count())
 }

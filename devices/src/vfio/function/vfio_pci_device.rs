@@ -59,7 +59,7 @@ struct FunctionState {
 }
 
 impl FunctionState {
-    /// Removes INTx from the function.
+    /// Drops INTx, and hides the interrupt pin from the guest.
     fn give_intx_up(&mut self) {
         self.interrupts.give_intx_up();
         for view in [&mut self.view, &mut self.initial] {
@@ -90,7 +90,7 @@ pub struct VfioPciDevice {
     host: Box<dyn HostFunction>,
 }
 
-/// Target of an access to a BAR. An offset counts from the start of the MSI-X table or of the pending bits.
+/// Target of an access to a BAR. The field of a variant is the offset from the start of the MSI-X table or of the pending bits.
 enum BarTarget {
     Table(u64),
     Pending(u64),
@@ -398,7 +398,7 @@ impl PciDevice for VfioPciDevice {
     ///
     /// - If the host is taking the function back, the host holds the function until this process closes the function. The reset then
     ///   returns success, because the guest loses the function anyway and the VM continues.
-    /// - In any other case the host holds the function only for a moment, so the reset is tried again.
+    /// - In any other case the host holds the function only for a moment, so the reset is tried again for at most `HELD_FOR`.
     fn reset(&self) -> io::Result<()> {
         let since = Instant::now();
         loop {

@@ -10,7 +10,7 @@ use std::io;
 
 use iommu_bounce::UnmapError;
 
-/// Maximum number of calls for one range. Another call follows only if the last call found something mapped.
+/// Maximum number of calls for one range. A further call follows only if the last call has unmapped something.
 const MOST_CALLS: u32 = 8;
 
 /// Maximum number of ranges in [`Unmaps`].
@@ -59,8 +59,8 @@ impl Unmaps {
         Err(UnmapError::NotMapped)
     }
 
-    /// Handles a range without mappings. Succeeds if a range in `begun` contains this range, because then an earlier call has unmapped
-    /// this range. Otherwise fails, because the range was never mapped.
+    /// Handles a range without mappings. Succeeds if a range in `begun` contains this range, because then an earlier call has unmapped this
+    /// range. Otherwise fails, because the range was never mapped, or because the range splits a mapping of an IOAS.
     fn nothing(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
         let within =
             |range: &(u64, u64)| range.0 <= iova && iova - range.0 <= range.1 && range.1 - (iova - range.0) >= len;

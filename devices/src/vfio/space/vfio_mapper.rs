@@ -154,7 +154,7 @@ impl DmaMapper for VfioMapper {
 
     fn adopt(&mut self, endpoint: EndpointId) -> io::Result<()> {
         let devices = self.devices.as_ref().ok_or(io::ErrorKind::Unsupported)?;
-        // When the first device is attached, the kernel pins all mapped memory.
+        // When the first device is attached, the kernel pins all mapped memory. So this call may reach a limit of the host, like `map`.
         devices.attach(endpoint, &self.space).inspect_err(|error| self.explain(error))
     }
 }

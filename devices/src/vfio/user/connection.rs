@@ -41,11 +41,11 @@ pub const ROLE: ThreadRole = ThreadRole { name: "vfio-user", calls: &[calls::MES
 /// Maximum total time that a server may take for all its messages in one [`Operation`]. A vCPU may wait this long, with interrupts off in
 /// the guest.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Numerator and denominator of a server's budget, as a multiple of the connection's time limit. The budget is the total time that a server
-/// may delay other threads before the connection ends. A server slowly regains used time.
+/// Ratio of a server's budget to the connection's time limit, as numerator and denominator. The budget is the total time that a server may
+/// delay other threads before the connection ends. A server slowly regains used time.
 const BUDGET: (u32, u32) = (3, 2);
-/// Divisor of the connection's time limit. An answer within 1/50 of this limit is not charged to the budget, because a busy host can delay
-/// a server.
+/// Divisor of the connection's time limit. In each wait for an answer, the first 1/50 of this limit is not charged to the budget, because a
+/// busy host can delay a server.
 const FREE: u32 = 50;
 /// Maximum number of descriptors in one message.
 pub(super) const MOST_DESCRIPTORS: usize = 32;
@@ -386,7 +386,8 @@ impl Connection {
         Ok(Self { shared, reader: Some(reader), _dma: dma })
     }
 
-    /// Sends a request to the server and waits for the answer, of at most `most` bytes.
+    /// Sends a request to the server and waits for the answer. The answer may have at most `most` bytes. If the server does not answer in
+    /// time, ends the connection.
     pub(super) fn call(
         &self,
         command: Command,

@@ -307,7 +307,8 @@ pub(super) fn region_access(region: u32, offset: u64, len: usize) -> Vec<u8> {
     Fields::default().quad(offset).long(region).long(count(len)).0
 }
 
-/// Returns the data in the answer to a REGION_READ of `len` bytes. The answer to a REGION_WRITE has no data.
+/// Returns the data in the answer to a REGION_READ of `len` bytes. The answer to a REGION_WRITE has no data. Returns `None` if the answer
+/// does not match the request.
 pub(super) fn parse_region_access(bytes: &[u8], region: u32, offset: u64, len: usize) -> Option<&[u8]> {
     let echoed = quad(bytes, 0) == offset && long(bytes, 8) == region && long(bytes, 12) == count(len);
     bytes.get(ACCESS..).filter(|_| echoed)
