@@ -56,8 +56,8 @@ pub struct Shortage {
     pub reserved: u64,
 }
 
-/// Returns the shortage if a guest may not open `wanted` more descriptors. Returns `None` if the guest may open them, or if the limit or
-/// the number of open descriptors is unknown.
+/// Returns the shortage if a guest may not open `wanted` more descriptors. Returns `None` if the guest may open this many descriptors, or
+/// if the limit or the number of open descriptors is unknown.
 pub fn shortage(wanted: u64) -> Option<Shortage> {
     let limit = getrlimit(Resource::Nofile).current?;
     // The kernel assigns the lowest free number to the eventfd, so all lower numbers belong to open descriptors.

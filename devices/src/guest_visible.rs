@@ -12,7 +12,7 @@ use crate::platform::{HostRange, MemorySlots};
 use crate::sync::lock;
 
 /// Function that revokes access to a range for all devices behind the virtual IOMMU. Its arguments are the guest-physical address and the
-/// length of the range. It returns `false` if the host cannot revoke the access.
+/// length of the range. The function returns `false` if the host cannot revoke the access.
 pub type Revoke = Box<dyn Fn(u64, u64) -> bool + Send + Sync>;
 
 /// Memory of a device that is mapped into the guest.
@@ -35,7 +35,7 @@ impl VisibleSlot {
 }
 
 /// Memory slots for BARs, and a list of the slots' contents. [`GuestRam::device`](iommu_bounce::GuestRam::device) looks memory up in this
-/// list. Before a slot is removed, other devices lose access to its contents.
+/// list. Before a slot is removed, other devices lose access to the contents of the slot.
 pub struct GuestVisibleMemory {
     slots: Arc<dyn MemorySlots>,
     visible: Mutex<Vec<VisibleSlot>>,

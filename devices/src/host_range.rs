@@ -55,7 +55,7 @@ impl DeviceRange {
     ///
     /// # Safety
     /// The range must stay mapped in this process as long as `owner` exists. Nothing in this process may hold a Rust reference to the bytes
-    /// of the range. If `content` is [`Pages`](DeviceContent::Pages), the range must be readable. It must also be writable, unless
+    /// of the range. If `content` is [`Pages`](DeviceContent::Pages), the range must be readable. The range must also be writable, unless
     /// `read_only` is true.
     pub unsafe fn new(
         host: HostRange,

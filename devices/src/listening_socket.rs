@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Unix sockets that clients of the VMM connect to. A new socket replaces a stale socket at the same path. It never replaces another kind
-//! of file, or a socket that a process serves. Dropping a socket removes its file.
+//! Unix sockets that clients of the VMM connect to. A new socket replaces a stale socket at the same path. A new socket never replaces
+//! another kind of file, or a socket that a process serves. Dropping a socket removes its file.
 
 use std::fs::{self, File};
 use std::io;

@@ -13,8 +13,8 @@ pub use crate::host_range::HostRange;
 
 /// Handler of accesses to a range of port or memory-mapped I/O.
 ///
-/// Both functions run on the thread of the vCPU that made the access. So a device handles its registers synchronously, and several vCPUs
-/// may call the device at the same time.
+/// [`BusDevice::read`] and [`BusDevice::write`] run on the thread of the vCPU that made the access. So a device handles its registers
+/// synchronously, and several vCPUs may call the device at the same time.
 pub trait BusDevice: Send + Sync {
     /// Reads `data.len()` bytes at `offset` from the start of the range. Bytes for which the device has no register keep the caller's
     /// preset value (all ones).
@@ -135,7 +135,7 @@ pub trait MemorySlots: Send + Sync {
     /// # Safety
     /// Until the slot is removed, memory must be mapped at all addresses of the range in this process. This mapping may be replaced by
     /// another mapping. Nothing in this process may hold a Rust reference to the bytes of the range, because the guest reads and writes
-    /// them at any time.
+    /// these bytes at any time.
     unsafe fn insert(&self, gpa: u64, host: HostRange, read_only: bool) -> io::Result<u32>;
     /// Like [`insert`](Self::insert), but for memory of a device. An implementation that tracks the contents of slots lets other devices of
     /// the guest access this memory.

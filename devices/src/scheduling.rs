@@ -9,8 +9,8 @@ use std::ffi::c_int;
 pub(crate) enum Policy {
     /// `SCHED_OTHER`: a woken thread may preempt the thread that runs on the CPU.
     Other,
-    /// `SCHED_BATCH`: a woken thread does not preempt another thread. It waits for an idle CPU, or for the end of the other thread's
-    /// time slice.
+    /// `SCHED_BATCH`: a woken thread does not preempt another thread. The woken thread waits for an idle CPU, or for the end of the other
+    /// thread's time slice.
     Batch,
 }
 

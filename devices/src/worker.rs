@@ -202,7 +202,7 @@ struct Rung {
     doorbell: bool,
 }
 
-/// Value for events whose state is unknown. It assumes that both events were written.
+/// Value for events whose state is unknown. This value assumes that both events were written.
 const UNKNOWN: Rung = Rung { wake: true, doorbell: true };
 
 fn work<T: Task>(orders: &Orders, task: &Mutex<T>, doorbell: &EventFd) {

@@ -24,7 +24,7 @@ const PAGE: u64 = 0x1000;
 const REQUESTS: u16 = 8;
 const DEVERR: u8 = Status::DevErr as u8;
 
-/// Waiter that records the time limit of each wait and returns immediately. It reports that the wait took the whole limit.
+/// Waiter that records the time limit of each wait and returns immediately. The waiter reports that each wait took the whole limit.
 #[derive(Clone, Default)]
 struct Counted(Arc<Mutex<Vec<Duration>>>);
 

@@ -27,7 +27,7 @@ pub(super) type HostRanges = SmallVec<[HostRange; 2]>;
 /// First and last IOVA of each part of an operation.
 pub(super) type Parts = SmallVec<[(u64, u64); 2]>;
 
-/// Part of a device that starts operations of the host kernel. It can also cancel these operations.
+/// Part of a device that starts operations of the host kernel, and can cancel these operations.
 pub trait IoOwner: Send + Sync {
     /// Asks the kernel to end the operation with this [`HostIo::number`]. A vCPU thread calls this function with the engine locked, so the
     /// function must not wait. The operation may have ended already.

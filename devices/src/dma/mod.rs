@@ -17,13 +17,13 @@
 //! # Why not `vm_memory::iommu`
 //! `IommuMemory` translates addresses with an `Iotlb` and one `GuestMemoryBackend`. Window chunks could be a region of this back end. But
 //! `IommuMemory` is unsuitable for these reasons:
-//! - It tracks writes in a bitmap by IOVA, for vhost-user, and its documentation advises against other uses of this bitmap. Carom needs a
-//!   bitmap of written RAM by guest-physical address.
-//! - Its slices may outlive the guard of the translation, because they borrow from the memory object. So an UNMAP could succeed while
-//!   another thread still uses a slice.
-//! - It does not support I/O of the host kernel.
+//! - `IommuMemory` tracks writes in a bitmap by IOVA, for vhost-user, and its documentation advises against other uses of this bitmap.
+//!   Carom needs a bitmap of written RAM by guest-physical address.
+//! - Slices may outlive the guard of the translation, because they borrow from the memory object. So an UNMAP could succeed while another
+//!   thread still uses a slice.
+//! - `IommuMemory` does not support I/O of the host kernel.
 //! - Each access costs two range queries and two look-ups.
-//! - It panics if bounds wrap around, and the guest controls these bounds.
+//! - `IommuMemory` panics if bounds wrap around, and the guest controls these bounds.
 
 #[cfg(test)]
 mod batch_tests;

@@ -13,7 +13,7 @@ const PAGE: usize = 4096;
 /// Makes the host supply the page at `address`, for reads and writes if `for_writing` is true, and otherwise for reads only.
 ///
 /// # Errors
-/// `EFAULT` if the page is missing, `EHWPOISON` if it has a memory error, and any other error of the kernel.
+/// `EFAULT` if the page is missing, `EHWPOISON` if the page has a memory error, and any other error of the kernel.
 pub fn populate_page(address: usize, for_writing: bool) -> io::Result<()> {
     let advice = if for_writing { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
     let page = ptr::with_exposed_provenance_mut(address & !(PAGE - 1));

@@ -38,7 +38,7 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Action of SIGBUS before [`watch`] replaced the action.
 static BEFORE: OnceLock<sigaction> = OnceLock::new();
 
-/// Handles SIGBUS for guest memory from now on. After a thread has left a note, it sends the signal `signal_to_wake` to itself. If SIGBUS
+/// Handles SIGBUS for guest memory from now on. A thread that has left a note then sends the signal `signal_to_wake` to itself. If SIGBUS
 /// has another cause, the handler performs the earlier action.
 ///
 /// # Errors

@@ -3,7 +3,7 @@
 //! CMOS of the PC: a clock (Motorola MC146818) with 128 bytes of memory. Two ports give access to one byte at a time. Firmware reads the
 //! time and the amount of RAM from the CMOS. The amount of RAM is in the same bytes as on other PCs.
 //!
-//! The clock shows the host's time in UTC. It has no alarms and no interrupts. The clock ignores the guest's writes for two reasons:
+//! The clock shows the host's time in UTC. The clock has no alarms and no interrupts. The clock ignores the guest's writes for two reasons:
 //!
 //! - A guest must not set a wrong time for its next boot.
 //! - At each boot, firmware sets the clock to the time that it has just read. If the clock accepted the write, each boot would lose a
@@ -64,8 +64,8 @@ const AFTERNOON: u8 = 1 << 7;
 const D_VALID: u8 = 1 << 7;
 
 /// Duration for which the clock stands still after a read of register A. A driver first reads in register A that no update is in progress.
-/// It then reads field after field, and must not see the old minute with the new second. A real clock guarantees that no update follows
-/// within 244 µs. VM exits on a busy host can take longer, so this clock stands still for longer.
+/// The driver then reads field after field, and must not see the old minute with the new second. A real clock guarantees that no update
+/// follows within 244 µs. VM exits on a busy host can take longer, so this clock stands still for longer.
 const HOLD_TIME: Duration = Duration::from_millis(50);
 
 /// Kind and version of the saved state.

@@ -12,7 +12,7 @@ pub const REGISTERS_LEN: u64 = 1;
 /// Command that pulses the reset line of the processor.
 const RESET: u8 = 0xfe;
 
-/// Command port. It calls a function when the guest requests a reset.
+/// Command port. The port calls a function when the guest requests a reset.
 pub struct KeyboardReset<F: Fn() + Send + Sync>(F);
 
 impl<F: Fn() + Send + Sync> KeyboardReset<F> {

@@ -11,8 +11,8 @@ use super::{PciAddress, PciRoot};
 use crate::platform::BusDevice;
 use crate::state::{DeviceState, StateError};
 
-/// Enhanced configuration access mechanism (PCI Express Base, section 7.2.2), with 4 KiB for each function. It covers bus 0 of
-/// each segment, in the order of the segments.
+/// Enhanced configuration access mechanism (PCI Express Base, section 7.2.2), with 4 KiB for each function. The range covers bus 0 of each
+/// segment, in the order of the segments.
 pub struct Ecam {
     root: Arc<PciRoot>,
 }

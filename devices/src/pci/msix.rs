@@ -118,8 +118,8 @@ impl MsixTable {
         self.apply_all()
     }
 
-    /// Turns bus mastering of the function on or off. While it is off, the function's messages stay pending. In a new table, bus mastering
-    /// is on. A reset does not change this setting.
+    /// Turns bus mastering of the function on or off. While bus mastering is off, the function's messages stay pending. In a new table, bus
+    /// mastering is on. A reset does not change this setting.
     pub fn set_on_bus(&mut self, on_bus: bool) -> Result<(), MsixError> {
         self.on_bus = on_bus;
         self.apply_all()

@@ -44,8 +44,8 @@ impl FunctionState {
     }
 }
 
-/// Root buses of all segments. Each root bus is bus 0 of its segment. It has a host bridge, and room for 32 devices with one function each,
-/// including the host bridge.
+/// Root buses of all segments. Each root bus is bus 0 of its segment. Each bus has a host bridge, and room for 32 devices with one function
+/// each, including the host bridge.
 ///
 /// The guest accesses the buses through [`super::Ecam`] and [`super::ConfigPorts`]. If a write to configuration space enables or moves a
 /// BAR, the bus claims or moves a range in the [`AddressSpace`]. The bus does this *during the write*, on the vCPU's thread. So an

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Compares `Reclaim` with a model that knows the mappings of each page. Both must give back the same pages.
+//! Compares `Reclaim` with a model that knows the mappings of each page. `Reclaim` and the model must give back the same pages.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -11,7 +11,7 @@ use super::calls::fcntl;
 const FUTEX_WAKE: i64 = 454;
 const FUTEX_WAIT: i64 = 455;
 const FUTEX_REQUEUE: i64 = 456;
-/// `PR_SET_VMA`. The C library may use it to name memory.
+/// `PR_SET_VMA`. The C library may use this option to name memory.
 const NAME_MEMORY: u32 = 0x5356_4d41;
 /// Memory protection that a filtered thread cannot request, because the thread must not create executable memory.
 const EXEC: u32 = libc::PROT_EXEC.cast_unsigned();
@@ -24,7 +24,7 @@ const fn advice(advice: i32) -> Call {
     With(libc::SYS_madvise, 2, advice.cast_unsigned())
 }
 
-/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13. Newer C libraries use them for the guard pages of stacks.
+/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13. Newer C libraries use this advice for the guard pages of stacks.
 const GUARD: i32 = 102;
 const UNGUARD: i32 = 103;
 
@@ -44,7 +44,7 @@ pub const COMMON: &[Call] = &[
     Any(libc::SYS_gettimeofday),
     Any(libc::SYS_time),
     Any(libc::SYS_restart_syscall),
-    // Calls that allocate memory, and advise the kernel about its use.
+    // Calls that allocate memory, and calls that advise the kernel about the use of memory.
     Without(libc::SYS_mmap, 2, EXEC),
     Without(libc::SYS_mprotect, 2, EXEC),
     Any(libc::SYS_munmap),

@@ -50,8 +50,8 @@ impl Filter {
     }
 
     /// Creates the filter of the starter thread, which starts threads of all these roles. The started threads inherit this filter, and the
-    /// filters of their roles limit them further. The starter's filter allows every `ioctl`, because otherwise both filters would check
-    /// each `ioctl` request of a vCPU.
+    /// filters of their roles limit them further. The starter's filter allows every `ioctl`, because otherwise two filters would check each
+    /// `ioctl` request of a vCPU.
     pub(super) fn of_starter(roles: &[ThreadRole], other: SeccompAction) -> Self {
         let mut rules = Rules::new();
         let calls = roles.iter().flat_map(|role| role.calls.iter().copied().flatten());

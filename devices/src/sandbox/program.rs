@@ -3,9 +3,9 @@
 //! BPF program of a seccomp filter.
 //!
 //! A program of the `seccompiler` crate compares the number of a call with each number that has rules, one after another. Such programs are
-//! expensive to install. When a thread installs a filter, the kernel compiles the filter. It then runs the filter for each call number that
-//! all earlier filters of the thread allow (`seccomp_cache_prepare()` of kernel/seccomp.c). So the program of this module finds a call by
-//! binary search. It loads each argument only once, and compares the argument with all allowed values.
+//! expensive to install. When a thread installs a filter, the kernel compiles the filter. The kernel then runs the filter for each call
+//! number that all earlier filters of the thread allow (`seccomp_cache_prepare()` of kernel/seccomp.c). So the program of this module finds
+//! a call by binary search. The program loads each argument only once, and compares the argument with all allowed values.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;

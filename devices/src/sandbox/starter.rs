@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Starter thread. Once system calls are filtered, it starts all other threads.
+//! Starter thread, which starts all other threads once system calls are filtered.
 
 use std::collections::HashMap;
 use std::io;
@@ -38,8 +38,8 @@ impl Mode {
     }
 }
 
-/// First part of a thread's work, which runs before the thread is filtered. It returns the second part, which runs after the thread is
-/// filtered.
+/// First part of a thread's work, which runs before the thread is filtered. The first part returns the second part, which runs after the
+/// thread is filtered.
 type Prepare = Box<dyn FnOnce() -> Box<dyn FnOnce()> + Send>;
 
 /// Request to start a thread.
@@ -64,7 +64,7 @@ enum Order {
     LimitFiles(RulesetCreated, Sender<io::Result<()>>),
 }
 
-/// Stack size of a thread, in bytes. It is below Rust's default of 2 MiB. If a stack of 2 MiB happened to be aligned, the host could
+/// Stack size of a thread, in bytes. The size is below Rust's default of 2 MiB. If a stack of 2 MiB happened to be aligned, the host could
 /// allocate a whole huge page at the first access, which wastes memory.
 const STACK_BYTES: usize = (2 << 20) - (64 << 10);
 
@@ -182,8 +182,8 @@ fn start_placed(role: ThreadRole, name: String, placement: Placement, prepare: P
             );
             Err(io::Error::new(error.kind(), text))
         }
-        // If the thread ended without a result of the filter, it could not be pinned. The channel `placed` in `start_prepared` has the
-        // reason.
+        // If the thread ended without a result of the filter, the thread could not be pinned. The channel `placed` in `start_prepared` has
+        // the reason.
         Ok(Ok(())) | Err(_) => Ok(thread),
     }
 }

@@ -22,8 +22,8 @@ const RELOAD: u64 = 0xc;
 const NO_RESET: u16 = 1 << 5;
 /// Configuration bit: one count takes 2^5 ticks of the PCI clock instead of 2^15.
 const FAST: u16 = 1 << 2;
-/// Configuration bits that the register stores. The two lowest bits select the interrupt at the end of the first stage. They have no effect
-/// here.
+/// Configuration bits that the register stores. The two lowest bits select the interrupt at the end of the first stage. These two bits have
+/// no effect in this emulation.
 const CONFIG_MASK: u16 = NO_RESET | FAST | 3;
 
 /// Lock bit: the counter starts again after the first stage, so there is no second stage.

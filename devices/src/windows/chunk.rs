@@ -257,7 +257,7 @@ mod tests {
         assert!(!chunk.is_handed_out());
     }
 
-    /// True if the host can collapse memory files to huge pages, and has a free huge page now. Otherwise prints the reason.
+    /// True if the host can collapse memory files to huge pages, and has a free huge page now. If not, prints the reason.
     fn has_huge_pages() -> bool {
         let release = read_to_string("/proc/sys/kernel/osrelease").unwrap();
         let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>().unwrap_or(0));

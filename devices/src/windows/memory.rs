@@ -140,9 +140,9 @@ impl WindowMemory {
         self.shared.region_size
     }
 
-    /// Returns the number of bytes of window memory that the host has allocated. They include chunks that are backed, stashed, or about to
-    /// be freed. The scratch chunk does not count. The result exceeds the budget only if the budget was lowered while more bytes were
-    /// allocated.
+    /// Returns the number of bytes of window memory that the host has allocated. These bytes include chunks that are backed, stashed, or
+    /// about to be freed. The scratch chunk does not count. The result exceeds the budget only if the budget was lowered while more bytes
+    /// were allocated.
     pub fn held_bytes(&self) -> u64 {
         lock(&self.shared.state).supply.held() * self.shared.chunk_size
     }

@@ -47,7 +47,7 @@ pub(crate) struct HostBar {
 
 impl HostBar {
     /// Maps the mappable areas of `bar`. Accesses to the rest of the BAR exit to the VMM. Accesses to the pages of the MSI-X table and of
-    /// its pending bits always exit, because Carom emulates the table and the pending bits.
+    /// the MSI-X pending bits always exit, because Carom emulates the table and the pending bits.
     pub(crate) fn new(name: &str, host: &dyn HostFunction, bar: Bar, msix: Option<&MsixCapability>) -> Self {
         let mut mapped = Vec::new();
         if bar.kind != BarKind::Io {

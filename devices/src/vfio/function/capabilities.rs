@@ -10,7 +10,7 @@ use crate::pci::regs;
 pub(crate) struct FoundCapability {
     /// Capability ID. Standard capabilities have an 8-bit ID.
     pub(crate) id: u16,
-    /// Version. It is 0 for a standard capability, which has no version.
+    /// Version, or 0 for a standard capability, which has no version.
     pub(crate) version: u8,
     /// Offset in configuration space, a multiple of 4.
     pub(crate) offset: u16,

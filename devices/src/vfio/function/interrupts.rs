@@ -232,7 +232,7 @@ impl Interrupts {
 }
 
 /// Returns the number of MSI-X vectors to enable: all vectors up to the last unmasked vector. The number is rounded up to a power of two.
-/// It is at least 1, and at most the number of vectors of the table.
+/// The result is at least 1, and at most the number of vectors of the table.
 fn enough(table: &MsixTable) -> u16 {
     table.used().max(1).checked_next_power_of_two().unwrap_or(u16::MAX).min(table.count())
 }

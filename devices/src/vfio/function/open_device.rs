@@ -25,7 +25,7 @@ pub(super) struct OpenDevice {
     name: String,
     /// `Some` until the `OpenDevice` is dropped.
     device: Option<VfioDevice>,
-    /// Registration of the device's file with KVM. It is dropped after the device. Until then, KVM keeps the file open.
+    /// Registration of the device's file with KVM. The registration is dropped after the device. Until then, KVM keeps the file open.
     _listed: Option<ListedFile>,
 }
 
@@ -61,9 +61,9 @@ impl Deref for OpenDevice {
 impl Drop for OpenDevice {
     fn drop(&mut self) {
         let device = self.device.take();
-        // `vfio-ioctls` panics if the kernel does not detach the device. It also panics if the device is missing in sysfs, and the host may
-        // remove the device at any time. After a panic, `vfio-ioctls` may leave resources open. The kernel closes them with the container,
-        // or when this process ends.
+        // `vfio-ioctls` panics if the kernel does not detach the device. The crate also panics if the device is missing in sysfs, and the
+        // host may remove the device at any time. After a panic, `vfio-ioctls` may leave resources open. The kernel closes these resources
+        // with the container, or when this process ends.
         if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
             error!(
                 "{}: cannot close the device completely, for example because the host has removed the device",

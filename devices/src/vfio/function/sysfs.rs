@@ -20,8 +20,8 @@ pub struct HostFunctionPath {
 }
 
 impl HostFunctionPath {
-    /// Checks the function at the sysfs path `path`. It must be a PCI function that is bound to vfio-pci (or to a variant for its kind
-    /// of device). The host must not use the other functions of its IOMMU group.
+    /// Checks the function at the sysfs path `path`. The path must lead to a PCI function that is bound to vfio-pci (or to a variant for
+    /// its kind of device). The host must not use the other functions of its IOMMU group.
     pub fn inspect(path: &Path) -> Result<Self, VfioPciError> {
         let real =
             fs::canonicalize(path).map_err(|source| VfioPciError::NoSuchDevice { path: path.to_path_buf(), source })?;
@@ -74,7 +74,7 @@ impl HostFunctionPath {
 
     /// Returns ranges of bus addresses, in whole pages. DMA of the function to these ranges may reach another function instead of the
     /// host's IOMMU. The ranges are the BARs and bridge windows of the function's IOMMU group. The list is empty if the function is alone
-    /// in its group, because the host then isolates it from all other functions (ACS).
+    /// in its group, because the host then isolates the function from all other functions (ACS).
     pub fn peer_memory(&self) -> Vec<RangeInclusive<u64>> {
         let Ok(entries) = fs::read_dir(self.path.join("iommu_group/devices")) else { return Vec::new() };
         let functions: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();

@@ -57,9 +57,8 @@ fn refusal(host: &FakeFunction) -> VfioPciError {
     assemble(host, None).err().unwrap()
 }
 
-/// Creates a function much like an emulated NVMe drive. It has one 64-bit BAR of 16 KiB, with the MSI-X table at
-/// 0x2000 and the pending bits at 0x3000. Its capabilities are MSI-X at 0x40, PCI Express at 0x80 and power
-/// management at 0x60.
+/// Creates a function much like an emulated NVMe drive. The function has one 64-bit BAR of 16 KiB, with the MSI-X table at 0x2000 and the
+/// pending bits at 0x3000. Its capabilities are MSI-X at 0x40, PCI Express at 0x80 and power management at 0x60.
 fn nvme() -> FakeFunction {
     let host = FakeFunction::new(4096, &[(0, MEM64, 0x4000)], (0, 65));
     host.list(0x40);

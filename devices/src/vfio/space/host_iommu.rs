@@ -32,7 +32,7 @@ enum Backend {
 }
 
 impl HostIommu {
-    /// Creates a host IOMMU that uses VFIO's groups and containers (`/dev/vfio/vfio`). Every host with VFIO has them.
+    /// Creates a host IOMMU that uses VFIO's groups and containers (`/dev/vfio/vfio`). Every host with VFIO has groups and containers.
     pub fn containers(kvm_vfio: Option<Arc<VfioDeviceFd>>) -> Self {
         Self { backend: Backend::Containers(kvm_vfio) }
     }

@@ -2,9 +2,9 @@
 
 //! Unmaps ranges of a host address space. The kernel reports how many bytes each call has unmapped.
 //!
-//! The kernel unmaps all mappings in a range, and fails at a mapping that the range splits. Before it fails, it may have unmapped other
-//! mappings in the range. A call that succeeds leaves nothing mapped in the range. If the reported number of bytes is less than the length
-//! of the range, the range had gaps.
+//! The kernel unmaps all mappings in a range, and fails at a mapping that the range splits. A call that fails may already have unmapped
+//! other mappings in the range. A call that succeeds leaves nothing mapped in the range. If the reported number of bytes is less than the
+//! length of the range, the range had gaps.
 
 use std::io;
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Socket to a server, which may be broken or hostile. The socket carries Carom's requests and the server's answers. It also carries the
-//! server's requests to read and write memory, and Carom's answers.
+//! Socket to a server, which may be broken or hostile. The socket carries Carom's requests and the server's answers. The socket also
+//! carries the server's requests to read and write memory, and Carom's answers.
 //!
-//! One thread reads all messages. It hands each answer to the thread that waits for it, and serves DMA_READ and DMA_WRITE itself. For these
-//! two requests, the reading thread takes no lock that a waiting thread may hold, because a server may access memory before it answers. A
-//! thread waits for an answer only for a limited time.
+//! One thread reads all messages. This thread passes each answer to the thread that waits for the answer, and serves DMA_READ and DMA_WRITE
+//! itself. For these two requests, the reading thread takes no lock that a waiting thread may hold, because a server may access memory
+//! before it answers. A thread waits for an answer only for a limited time.
 //!
 //! A server is *gone* if it breaks the protocol, is silent for too long, or closes the socket. Carom then logs the reason once, and all
 //! waiting threads get an error. After this, Carom neither sends nor reads messages.
 //!
-//! Carom sends file descriptors to a server, but accepts none. It reads messages without a buffer for descriptors, so the kernel closes
+//! Carom sends file descriptors to a server, but accepts none. Carom reads messages without a buffer for descriptors, so the kernel closes
 //! descriptors that a server sends.
 
 use std::collections::BTreeMap;
@@ -230,7 +230,7 @@ fn fill(input: &mut impl Read, bytes: &mut [u8]) -> Result<(), String> {
     })
 }
 
-/// Text of the reason if the server has closed the socket. It is the same for every call that notices the closed socket.
+/// Text of the reason if the server has closed the socket. The text is the same for every call that notices the closed socket.
 const CLOSED: &str = "closed the connection";
 
 /// Returns [`CLOSED`] if the error means that the server has closed the socket.
@@ -351,8 +351,9 @@ impl SharedConnection {
 pub(super) struct Connection {
     shared: Arc<SharedConnection>,
     reader: Option<JoinHandle<()>>,
-    /// Target of the server's DMA. The reading thread also holds a reference to it. The reference in this field is dropped after the
-    /// reading thread has ended. So the reading thread never drops the target, which would need system calls that its role does not allow.
+    /// Target of the server's DMA. The reading thread also holds a reference to the target. The reference in this field is dropped after
+    /// the reading thread has ended. So the reading thread never drops the target, which would need system calls that its role does not
+    /// allow.
     _dma: Arc<dyn DmaTarget>,
 }
 

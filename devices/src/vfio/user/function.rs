@@ -100,11 +100,11 @@ impl HostFunction for UserFunction {
         match kind {
             IrqKind::Msi => self.description.irqs.0,
             IrqKind::Msix => self.description.irqs.1,
-            // libvfio-user, the usual library of servers, signals INTx as an edge and cannot mask it. A
-            // level-triggered line needs a source that can be masked.
+            // libvfio-user, the usual library of servers, signals INTx as an edge and cannot mask INTx. A level-triggered line needs a
+            // source that can be masked.
             IrqKind::Intx => 0,
-            // A server sends no notices. To remove its device, a server ends the connection. A notice could stop the VM, and Carom does not
-            // trust a server with this.
+            // A server sends no notices. To remove its device, a server ends the connection. A notice could stop the VM, and a server must
+            // not be able to stop the VM.
             IrqKind::Error | IrqKind::Request => 0,
         }
     }

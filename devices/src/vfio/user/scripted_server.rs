@@ -50,7 +50,7 @@ pub(super) enum Instead {
 /// Function that decides for each request if the server breaks the protocol, and how.
 pub(super) type Rule = Box<dyn Fn(&Header, &[u8]) -> Option<Instead> + Send>;
 
-/// Scripted server. It ends when the client disconnects.
+/// Scripted server. The server ends when the client disconnects.
 pub(super) struct Server {
     socket: UnixStream,
     /// Requests that the server got so far.

@@ -88,7 +88,7 @@ pub(super) enum Kind {
     },
     /// An answer.
     Reply {
-        /// Error number if the request was rejected. It may be 0.
+        /// Error number if the request was rejected. The number may be 0.
         refused: Option<u32>,
     },
 }
@@ -104,7 +104,7 @@ const ERROR: u32 = 0x20;
 pub(super) struct Header {
     /// Number chosen by the sender of a request. The answer has the same number.
     pub(super) id: u16,
-    /// Number of the command. It may be unknown.
+    /// Number of the command. The number may be unknown.
     pub(super) command: u16,
     /// Kind of the message.
     pub(super) kind: Kind,
