@@ -56,7 +56,7 @@ pub struct Shortage {
     pub reserved: u64,
 }
 
-/// Returns the shortage if a guest may not open `wanted` more descriptors. Returns `None` if the guest may open this many descriptors, or
+/// Returns the shortage if the limit does not allow guests to open `wanted` more descriptors. Returns `None` if the limit allows this, or
 /// if the limit or the number of open descriptors is unknown.
 pub fn shortage(wanted: u64) -> Option<Shortage> {
     let limit = getrlimit(Resource::Nofile).current?;

@@ -31,7 +31,7 @@ impl Ecam {
         Self::SIZE * u64::from(self.root.segments())
     }
 
-    /// Decodes an offset: segment in bits 20 and up, device in 19 to 15, function in 14 to 12, register below. The bus is 0.
+    /// Decodes an offset: segment in bits 20 and up, device in 19 to 15, function in 14 to 12, register in 11 to 0. The bus is 0.
     fn decode(offset: u64) -> Option<(PciAddress, u16)> {
         let segment = u16::try_from(offset / Self::SIZE).ok()?;
         let [register_low, low, high, ..] = offset.to_le_bytes();

@@ -182,8 +182,8 @@ fn start_placed(role: ThreadRole, name: String, placement: Placement, prepare: P
             );
             Err(io::Error::new(error.kind(), text))
         }
-        // If the thread ended without a result of the filter, the thread could not be pinned. The channel `placed` in `start_prepared` has
-        // the reason.
+        // If the thread ended before it sent the result of installing the filter, the thread could not be pinned. The channel `placed` in
+        // `start_prepared` has the reason.
         Ok(Ok(())) | Err(_) => Ok(thread),
     }
 }

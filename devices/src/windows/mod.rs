@@ -7,7 +7,7 @@
 //! * A *backed* chunk is mapped at its place.
 //! * When a chunk is *released*, the scratch chunk is mapped over its place. All released places share this one scratch chunk. The file of
 //!   the released chunk and its memory are dropped. So a newly backed chunk contains no old data.
-//! * A *parked* chunk is zeroed, and the scratch chunk is mapped over its place, too. But the chunk's file stays open, because the device
+//! * A *parked* chunk is zeroed, and the scratch chunk is also mapped over its place. But the chunk's file stays open, because the device
 //!   keeps the chunk mapped. The same endpoint gets the chunk back later. A chunk is never parked if another process has its file, such as
 //!   a vfio-user or vhost-user server.
 //!

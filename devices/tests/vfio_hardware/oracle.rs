@@ -157,7 +157,7 @@ impl Oracle {
         assert_eq!(reply[0], 0, "{request:x?}");
     }
 
-    /// Makes the step if it is possible, and updates the model.
+    /// Performs `step` if the step is possible, and updates the model.
     fn act(&mut self, step: &Step) {
         match *step {
             Step::Attach(endpoint, domain) => {

@@ -179,7 +179,7 @@ fn endpoints_join_and_leave_domains_in_any_order() {
     pair.assert_in([Some(1), None]);
     pair.attach(2, 1);
     pair.assert_in([Some(1), Some(1)]);
-    // Endpoint 1 leaves first. The domain has used the address space of endpoint 1.
+    // Detach endpoint 1 first, although domain 1 has used the address space of endpoint 1. Endpoint 2 must keep its access.
     pair.detach(1, 1);
     pair.assert_in([None, Some(1)]);
     pair.attach(1, 2);

@@ -55,8 +55,8 @@ impl ConfigView {
         self.emulate(offset, &vec![0xff; value.len()], value, &[]);
     }
 
-    /// Sets the values that the device gets in the emulated bits of the bytes from `offset` on. These values matter only in bytes that also
-    /// have device bits.
+    /// Sets the values that Carom writes to the device in emulated bits, for the bytes from `offset` on. These values matter only in bytes
+    /// that also have device bits.
     pub(crate) fn pin(&mut self, offset: u16, value: &[u8]) {
         for (byte, value) in self.host.iter_mut().skip(offset.into()).zip(value) {
             *byte = *value;
