@@ -262,10 +262,10 @@ fn unavailable_device_is_explained_and_sets_no_landlock_rules() {
         refused("is in no IOMMU group");
         symlink("/groups/4000000000", function.join("iommu_group")).unwrap();
         match iommufd {
-            false => refused("no such file: load VFIO on the host"),
+            false => refused("does not exist, or has no driver: load VFIO on the host"),
             // A host with IOMMUFD has no device file for this function.
             true if Path::new("/dev/iommu").exists() => refused("has no character device in /dev/vfio/devices"),
-            true => refused("platform.iommufd: /dev/iommu: no such file"),
+            true => refused("platform.iommufd: /dev/iommu: does not exist"),
         }
 
         put(dir, "vm.delete", None);

@@ -92,7 +92,7 @@ impl Guest {
     /// thread gets no CPU time. Afterwards, all bits of the device's registers read as 1.
     fn is_starved(&self) -> bool {
         let log = fs::read_to_string(self.path("log")).unwrap_or_default();
-        log.contains("the device does not answer any more")
+        log.contains("the device no longer works")
     }
 
     /// Like [`Self::is_starved`], but waits for the log, because the thread that writes the log may run later than the guest.

@@ -93,8 +93,8 @@ pub enum VfioPciError {
     },
     /// INTx is the only interrupt of the function, and the host cannot forward it.
     #[error(
-        "{name} has only INTx (no MSI or MSI-X), and the host cannot forward INTx: {source}; if {name} shares its interrupt line with \
-         another host device and cannot mask INTx (PCI 2.3), bind the other device to vfio-pci or to no driver"
+        "{name} has only INTx (no MSI or MSI-X), and the host cannot forward INTx: {source}; if the line is busy, \
+         bind the other host devices on the interrupt line of {name} to vfio-pci or to no driver"
     )]
     OnlyIntx {
         /// Address of the function.
@@ -127,13 +127,13 @@ pub enum VfioPciError {
         group: u32,
     },
     /// The function is already a device of this VM, under another path.
-    #[error("{name} is already a device of this VM, by another path; give each function only once")]
+    #[error("{name} is already a device of this VM, by another path; give each host function only once")]
     Twice {
         /// Address of the function.
         name: String,
     },
     /// A VFIO device file is missing.
-    #[error("{}: no such file: load VFIO on the host (modprobe -a vfio-pci vfio_iommu_type1)", path.display())]
+    #[error("{}: does not exist, or has no driver: load VFIO on the host (modprobe -a vfio-pci vfio_iommu_type1)", path.display())]
     NoVfio {
         /// Path of the device file.
         path: PathBuf,
@@ -151,8 +151,8 @@ pub enum VfioPciError {
     NoType1,
     /// The host has no IOMMUFD.
     #[error(
-        "/dev/iommu: no such file: load IOMMUFD on the host (modprobe iommufd) if its kernel has it (CONFIG_IOMMUFD), \
-         or turn platform.iommufd off"
+        "/dev/iommu: does not exist, or has no driver: load IOMMUFD on the host (modprobe iommufd) if the host's kernel has it \
+         (CONFIG_IOMMUFD), or turn platform.iommufd off"
     )]
     NoIommufd,
     /// VFIO has no character device for the function.
@@ -166,8 +166,8 @@ pub enum VfioPciError {
     },
     /// IOMMUFD denies access to the IOMMU group.
     #[error(
-        "IOMMU group {group} of {name} cannot be used: another process owns a device of the group, or interrupt \
-         remapping is off on the host; enable interrupt remapping, or set the parameter allow_unsafe_interrupts of module iommufd"
+        "IOMMU group {group} of {name} cannot be used: either another process uses a device of the group (end that process), \
+         or interrupt remapping is off on the host (enable it, or set parameter allow_unsafe_interrupts of module iommufd)"
     )]
     NotOurs {
         /// Address of the function.

@@ -98,7 +98,9 @@ pub(in crate::vfio) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8
             return Ok(bytes);
         }
         if needed > LARGEST {
-            return Err(io::Error::other(format!("VFIO_IOMMU_GET_INFO asks for {needed} bytes, more than 1 MiB")));
+            return Err(io::Error::other(format!(
+                "VFIO_IOMMU_GET_INFO needs a buffer of {needed} bytes, but Carom allocates at most {LARGEST}"
+            )));
         }
         size = needed;
     }

@@ -39,7 +39,7 @@ impl Drop for BarMapping {
         // SAFETY: The range was mapped by `new`. Nothing uses the range any more, because every memory slot holds a reference to its
         // mapping.
         if unsafe { libc::munmap(self.range.address as *mut libc::c_void, self.range.len) } != 0 {
-            error!("VFIO: cannot unmap part of a BAR from this process: {}", io::Error::last_os_error());
+            error!("VFIO: cannot unmap part of a host device's BAR from this process: {}", io::Error::last_os_error());
         }
     }
 }
@@ -81,7 +81,7 @@ impl Drop for BarSlot {
     fn drop(&mut self) {
         if let Err(error) = self.hide() {
             error!(
-                "VFIO: cannot remove the memory slot of part of a BAR, so this part stays mapped until this process ends: {error}"
+                "VFIO: cannot remove the memory slot of part of a host device's BAR, so this part stays mapped until this process ends: {error}"
             );
             // The guest may still see the mapping, so it must never be unmapped.
             std::mem::forget(self.mapping.take());

@@ -47,7 +47,9 @@ impl HostWatch {
                     Ok(()) => sources.push((event, notice)),
                     // Continue without this notice, because the other notice may still work.
                     Err(error) => {
-                        warn!("{name}: the host rejects the eventfd for the device's {kind:?} interrupt: {error}");
+                        warn!(
+                            "{name}: Carom will miss the host's {kind:?} notices about this device, because it cannot register for them: {error}"
+                        );
                     }
                 }
             }

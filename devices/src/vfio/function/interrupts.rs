@@ -201,7 +201,7 @@ impl Interrupts {
             self.active = wanted;
         } else if let (Some(wanted), Some(vectors)) = (wanted, vectors) {
             let events: Option<Vec<_>> = (0..wanted.vectors).map(|vector| vectors.event(vector)).collect();
-            let events = events.ok_or_else(|| io::Error::other("an interrupt vector has no event"))?;
+            let events = events.ok_or_else(|| io::Error::other("an interrupt vector has no eventfd"))?;
             host.enable_irqs(wanted.kind, events)?;
             self.active = Some(wanted);
         }
@@ -226,7 +226,7 @@ impl Interrupts {
         if let Err(error) = outcome
             && self.throttle.pass()
         {
-            error!("{}: cannot change the host's setup of {what}: {error}", self.name);
+            error!("{}: cannot change the setup of {what} on the host: {error}", self.name);
         }
     }
 }

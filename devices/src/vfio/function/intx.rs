@@ -44,7 +44,10 @@ impl Intx {
             host.unmask_intx_by(&self.served).inspect_err(|_| {
                 // Without an event that unmasks INTx, the device would interrupt only once. So disable INTx completely.
                 if let Err(error) = host.disable_irqs(IrqKind::Intx) {
-                    warn!("the host cannot disable INTx of a device: {error}");
+                    warn!(
+                        "the host cannot disable INTx of the device on interrupt line {} of the guest: {error}",
+                        self.line.number()
+                    );
                 }
             })
         });

@@ -34,7 +34,7 @@ impl VfioFunction {
     pub(crate) fn open(function: &HostFunctionPath, space: &DmaSpace) -> Result<Self, VfioPciError> {
         let device = OpenDevice::open(function, space)?;
         let has_reset = ioctl::has_reset(&*device).map_err(|source| VfioPciError::Host {
-            what: format!("cannot query VFIO about {}", function.name()),
+            what: format!("cannot ask VFIO whether {} can be reset", function.name()),
             source,
         })?;
         let is_new = function.is_reset_when_opened().into();

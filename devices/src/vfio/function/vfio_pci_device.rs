@@ -139,7 +139,7 @@ impl VfioPciDevice {
         let bars: Vec<_> =
             layout.bars.iter().map(|bar| HostBar::new(name, &*host, *bar, layout.msix.as_ref())).collect();
         let intx = line.map(Intx::new).transpose().map_err(|source| VfioPciError::Host {
-            what: format!("cannot create the events for INTx of {name}"),
+            what: format!("cannot create the eventfds for INTx of {name}"),
             source,
         })?;
         let interrupts = Interrupts::new(name, msi, layout.msix.clone(), intx);
@@ -415,7 +415,7 @@ impl PciDevice for VfioPciDevice {
             if outcome.is_ok()
                 && let Err(error) = self.start_intx()
             {
-                error!("{}: cannot enable INTx: {error}", self.name);
+                error!("{}: cannot enable INTx after the reset: {error}", self.name);
             }
             if !held || since.elapsed() >= HELD_FOR {
                 return outcome;

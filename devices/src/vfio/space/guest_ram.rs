@@ -64,7 +64,7 @@ impl GuestRamMapping {
     fn unmap(&self, (start, len): (u64, u64)) {
         match self.space.unmap(start, len) {
             Ok(done) if done == len => {}
-            Ok(done) => error!("VFIO unmapped only {done:#x} of {len:#x} bytes of guest RAM at {start:#x}"),
+            Ok(done) => error!("VFIO unmapped only {done:#x} of {len:#x} bytes of guest RAM at address {start:#x}"),
             // The container's last device is closed, so the kernel's address space no longer exists.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             Err(error) => error!("VFIO cannot unmap guest RAM at {start:#x}: {error}"),
@@ -75,7 +75,7 @@ impl GuestRamMapping {
 fn map_error(gpa: u64, len: u64, source: io::Error) -> VfioPciError {
     let hint = match source.raw_os_error() {
         Some(libc::ENOMEM) => {
-            " (without iommu=on, all guest RAM is pinned: raise the limit on locked memory, ulimit -l, or use iommu=on)"
+            " (a device without iommu=on pins all guest RAM: set iommu=on, or raise the limit on locked memory with ulimit -l)"
         }
         _ => "",
     };

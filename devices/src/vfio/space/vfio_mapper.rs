@@ -99,7 +99,7 @@ fn classify(error: io::Error) -> MapError {
 fn limit_reached(error: &io::Error, missing_memory: impl FnOnce() -> Option<String>) -> Option<String> {
     match error.raw_os_error()? {
         libc::ENOSPC => Some(
-            "the container holds as many mappings as the host allows; raise dma_entry_limit of module vfio_iommu_type1, \
+            "the device's VFIO container holds as many mappings as the host allows; raise dma_entry_limit of module vfio_iommu_type1, \
              or turn platform.iommufd on, because IOMMUFD has no such limit"
                 .to_string(),
         ),
@@ -107,14 +107,14 @@ fn limit_reached(error: &io::Error, missing_memory: impl FnOnce() -> Option<Stri
             let limit = getrlimit(Resource::Memlock).current;
             let limit = limit.map_or_else(|| "unlimited".to_string(), |bytes| format!("{bytes} bytes"));
             Some(format!(
-                "no more memory can be pinned; this process's limit on locked memory is {limit}: raise the limit (ulimit -l, LimitMEMLOCK=), \
+                "the host pins no more memory for this process, whose limit on locked memory is {limit}: raise the limit (ulimit -l, LimitMEMLOCK=), \
                  or give the process CAP_IPC_LOCK"
             ))
         }
         libc::EFAULT => Some(missing_memory().unwrap_or_else(|| {
-            "the host's kernel cannot pin this kind of memory for devices: since Linux 6.5 it pins file pages for writing only on \
-             tmpfs or hugetlbfs, so put the file of --pmem or of a memory zone on tmpfs or hugetlbfs, or set discard_writes=on for \
-             --pmem; IOMMUFD also never pins registers of other devices"
+            "the host's kernel cannot pin this kind of memory: for writing, Linux 6.5 and later pins files only on tmpfs or hugetlbfs, \
+             so move the file of --pmem or of the memory zone there, or set discard_writes=on for --pmem; IOMMUFD also cannot pin \
+             BARs of other devices"
                 .to_string()
         })),
         _ => None,

@@ -98,8 +98,7 @@ impl Client {
             let answer = self.connection.call(command, request, &[], SHORT);
             answer.map_err(|error| failure(&self.name, &self.connection, command, error))
         };
-        let broken =
-            |command: Command| nonsense(&self.name, &format!("answers {} with an invalid message", command.name()));
+        let broken = |command: Command| nonsense(&self.name, &format!("sent an invalid answer to {}", command.name()));
         let answer = ask(Command::DeviceInfo, &wire::device_info())?;
         let info = wire::parse_device_info(&answer).ok_or_else(|| broken(Command::DeviceInfo))?;
         if !info.pci || info.regions < wire::PCI_REGIONS {
@@ -145,7 +144,7 @@ impl Client {
     }
 
     fn breach(&self, command: Command) -> CallError {
-        self.give_up(&format!("answers {} with an invalid message", command.name()));
+        self.give_up(&format!("sent an invalid answer to {}", command.name()));
         CallError::Gone
     }
 
@@ -205,6 +204,9 @@ fn nonsense(name: &str, what: &str) -> VfioPciError {
 fn failure(name: &str, connection: &Connection, command: Command, error: CallError) -> VfioPciError {
     match (error, connection.gone()) {
         (CallError::Gone, Some(reason)) => nonsense(name, &reason),
-        (error, _) => VfioPciError::Host { what: format!("{name}: {} failed", command.name()), source: error.into() },
+        (error, _) => VfioPciError::Host {
+            what: format!("{name}: the request {} to the vfio-user server failed", command.name()),
+            source: error.into(),
+        },
     }
 }

@@ -64,9 +64,9 @@ pub(super) enum CallError {
 impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused(0) => f.write_str("the vfio-user server rejects the request without a reason"),
-            Self::Refused(error) => write!(f, "the vfio-user server rejects the request: {}", errno(*error)),
-            Self::Gone => f.write_str("the vfio-user server is gone"),
+            Self::Refused(0) => f.write_str("the vfio-user server rejected the request without a reason"),
+            Self::Refused(error) => write!(f, "the vfio-user server rejected the request: {}", errno(*error)),
+            Self::Gone => f.write_str("the connection to the vfio-user server has ended"),
         }
     }
 }
@@ -154,13 +154,16 @@ impl Calls {
     fn check(&self, header: &Header) -> Result<(), String> {
         let requests = lock(&self.requests);
         let waiting = requests.waiting.get(&header.id).filter(|waiting| waiting.answer.is_none());
-        let Some(waiting) = waiting else { return Err("answers a request that is not pending".into()) };
+        let Some(waiting) = waiting else { return Err("sent an answer to a request that is not pending".into()) };
         let name = waiting.command.name();
         if waiting.command.number() != header.command {
-            return Err(format!("answers {name} with an answer to another command (number {})", header.command));
+            return Err(format!("answered {name} with an answer to another command (number {})", header.command));
         }
         if header.payload > waiting.most {
-            return Err(format!("answers {name} with {} bytes, which is too many", header.payload));
+            return Err(format!(
+                "answered {name} with {} bytes, but at most {} are allowed",
+                header.payload, waiting.most
+            ));
         }
         Ok(())
     }
@@ -217,7 +220,9 @@ pub(super) fn take_message(
             if no_reply {
                 Ok(())
             } else {
-                send(&answer).map_err(|error| closed(&error).unwrap_or_else(|| format!("accepts no answers: {error}")))
+                send(&answer).map_err(|error| {
+                    closed(&error).unwrap_or_else(|| format!("did not accept the answer to its own request: {error}"))
+                })
             }
         }
     }
@@ -226,7 +231,9 @@ pub(super) fn take_message(
 fn fill(input: &mut impl Read, bytes: &mut [u8]) -> Result<(), String> {
     input.read_exact(bytes).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => CLOSED.to_string(),
-        _ => closed(&error).unwrap_or_else(|| format!("cannot be read from: {error}")),
+        _ => {
+            closed(&error).unwrap_or_else(|| format!("is unreachable, because reading from its socket failed: {error}"))
+        }
     })
 }
 
@@ -288,7 +295,10 @@ impl SharedConnection {
     /// Marks the server as gone, and logs the reason once.
     fn give_up(&self, reason: &str) {
         if self.calls.give_up(reason) {
-            error!("{}: the vfio-user server {reason}; the device does not answer any more", self.name);
+            error!(
+                "{}: the vfio-user server {reason}; the device no longer works: restart the server, then remove and add the device",
+                self.name
+            );
         }
         // The shutdown fails only if the other side is gone already.
         let _ = self.socket.shutdown(Shutdown::Both);
@@ -411,7 +421,8 @@ impl Connection {
         let mut message = Header::request(id, command, payload.len()).encode().to_vec();
         message.extend(payload);
         if let Err(error) = self.shared.send(&message, descriptors, deadline) {
-            let reason = closed(&error).unwrap_or_else(|| format!("accepts no {}: {error}", command.name()));
+            let reason =
+                closed(&error).unwrap_or_else(|| format!("did not accept the request {}: {error}", command.name()));
             self.shared.give_up(&reason);
         }
         let answer = calls.wait(id, deadline);
@@ -431,7 +442,7 @@ impl Connection {
         answer.unwrap_or_else(|| {
             let limit = limit.as_secs_f32();
             let why = if of_budget < of_operation {
-                "has delayed other threads for too long recently".to_string()
+                "is too slow: its recent answers delayed other threads for too long in total".to_string()
             } else {
                 format!("has not answered {} for {limit} s", command.name())
             };

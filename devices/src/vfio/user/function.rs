@@ -134,7 +134,7 @@ impl HostFunction for UserFunction {
             return Ok(false);
         }
         if let Err(error @ CallError::Refused(_)) = self.client.reset() {
-            self.client.give_up(&format!("does not reset the device ({error})"));
+            self.client.give_up(&format!("did not reset the device ({error})"));
         }
         Ok(true)
     }

@@ -38,7 +38,7 @@ impl Mastering {
         let is_on = read_lock(&self.is_on);
         if !*is_on && self.throttle.pass() {
             warn!(
-                "{}: rejected a memory access of the vfio-user server, because the device is not a bus master",
+                "{}: rejected a memory access of the vfio-user server, because the guest has not enabled bus mastering for the device",
                 self.table.name()
             );
         }

@@ -97,7 +97,7 @@ impl UserServer {
     pub fn share(&self, region: &RamRegion) -> Result<(), VfioPciError> {
         let fail = |source| VfioPciError::Host {
             what: format!(
-                "cannot give guest RAM to the server of {} (without iommu=on, the server needs --memory shared=on)",
+                "cannot give guest RAM to the vfio-user server {} (needed without iommu=on)",
                 self.client.name()
             ),
             source,
@@ -107,7 +107,7 @@ impl UserServer {
         let file = region.file_offset().ok_or_else(|| fail(io::ErrorKind::Unsupported.into()))?;
         if is_of_reserved_pages(file.file()).map_err(fail)? {
             return Err(fail(io::Error::other(
-                "the RAM has huge pages (--memory hugepages=on), which the server could take away; turn hugepages off, or use iommu=on",
+                "the RAM has reserved huge pages (--memory hugepages=on), which a server could free; turn hugepages off, or set iommu=on for the device",
             )));
         }
         let descriptor = (file.file().as_fd(), file.start());

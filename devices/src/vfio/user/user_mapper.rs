@@ -94,7 +94,7 @@ impl DmaMapper for UserMapper {
         for (iova, len) in removed {
             // Each DMA_UNMAP must undo exactly one DMA_MAP.
             if let Err(error @ CallError::Refused(_)) = self.client.unmap(iova, len) {
-                self.client.give_up(&format!("rejects DMA_UNMAP ({error})"));
+                self.client.give_up(&format!("did not unmap memory at DMA_UNMAP ({error})"));
             }
         }
         Ok(())

@@ -56,26 +56,29 @@ pub(super) fn proposal() -> Vec<u8> {
 
 /// Parses the answer to VERSION, with the server's version and limits. The error describes the fault.
 pub(super) fn parse(answer: &[u8]) -> Result<Abilities, String> {
-    let (major, minor, text) = wire::parse_version(answer).ok_or("answers VERSION with an invalid message")?;
+    let (major, minor, text) = wire::parse_version(answer).ok_or("sent an invalid answer to VERSION")?;
     if major != MAJOR || minor > MINOR {
         return Err(format!("speaks version {major}.{minor} of the protocol instead of {MAJOR}.{MINOR}"));
     }
     let data: Data = match text.trim() {
         "" => Data::default(),
-        text => serde_json::from_str(text)
-            .map_err(|error| format!("sends capabilities that are not valid JSON: {error}"))?,
+        text => {
+            serde_json::from_str(text).map_err(|error| format!("sent capabilities that are not valid JSON: {error}"))?
+        }
     };
     let Capabilities { max_msg_fds, max_data_xfer_size, max_dma_maps, pgsizes } = data.capabilities;
     if max_msg_fds == 0 {
-        return Err("accepts no descriptors (max_msg_fds is 0), which interrupts need".into());
+        return Err("accepts no file descriptors (max_msg_fds is 0), but interrupts need them".into());
     }
     if max_data_xfer_size < WIDEST_ACCESS {
-        return Err(format!("accepts no access of {WIDEST_ACCESS} bytes (max_data_xfer_size is {max_data_xfer_size})"));
+        return Err(format!(
+            "accepts no accesses of {WIDEST_ACCESS} bytes (max_data_xfer_size is {max_data_xfer_size})"
+        ));
     }
     // Any multiple of the smallest page can be mapped. The server uses larger pages where it can.
     let smallest = pgsizes & pgsizes.wrapping_neg();
     if smallest == 0 {
-        return Err("maps no pages of any size (pgsizes is 0)".into());
+        return Err("supports no page size (pgsizes is 0)".into());
     }
     Ok(Abilities {
         descriptors: u32::try_from(max_msg_fds).unwrap_or(u32::MAX),

@@ -146,12 +146,13 @@ impl Header {
     pub(super) fn decode(bytes: &[u8; HEADER]) -> Result<Self, String> {
         let (size, flags, error) = (long(bytes, 4), long(bytes, 8), long(bytes, 12));
         let payload = usize::try_from(size).ok().filter(|size| (HEADER..=LONGEST).contains(size));
-        let payload =
-            payload.ok_or_else(|| format!("sends a message of {size} bytes, which is an invalid size"))? - HEADER;
+        let payload = payload
+            .ok_or_else(|| format!("sent a message of {size} bytes, but a message has {HEADER} to {LONGEST} bytes"))?
+            - HEADER;
         let kind = match flags & TYPE {
             TYPE_COMMAND => Kind::Command { no_reply: flags & NO_REPLY != 0 },
             TYPE_REPLY => Kind::Reply { refused: (flags & ERROR != 0).then_some(error) },
-            kind => return Err(format!("sends a message of unknown type {kind}")),
+            kind => return Err(format!("sent a message of unknown type {kind}")),
         };
         Ok(Self { id: short(bytes, 0), command: short(bytes, 2), kind, payload })
     }

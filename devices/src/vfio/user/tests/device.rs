@@ -136,7 +136,7 @@ fn impossible_devices_are_refused() {
     // A size of configuration space beyond the maximum is reduced to the maximum.
     assert!(machine(Server::start(Box::new(region(7, u64::MAX)))).is_ok());
     let error = machine(Server::that(Command::Reset, || Instead::Refuse(1))).err().unwrap().to_string();
-    assert!(error.contains("does not reset the device"), "{error}");
+    assert!(error.contains("did not reset the device"), "{error}");
 }
 
 /// Creates RAM of two regions that are backed by one file.

@@ -69,7 +69,7 @@ fn server_that_rejects_an_unmap_is_given_up() {
     let mut rig = rig(Server::that(Command::DmaUnmap, || Instead::Refuse(16)));
     rig.map(0x1000, 0x1000, 0x1000, RW).unwrap();
     rig.mapper.unmap(0x1000, 0x1000).unwrap();
-    assert!(rig.client.gone().unwrap().contains("rejects DMA_UNMAP"));
+    assert!(rig.client.gone().unwrap().contains("did not unmap memory at DMA_UNMAP"));
     assert!(!rig.table.read(0x1000, &mut [0]));
 }
 

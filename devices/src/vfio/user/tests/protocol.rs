@@ -70,9 +70,9 @@ fn missing_server_is_a_user_error() {
 fn handshake_errors_have_one_line() {
     let answer = |payload: &'static [u8]| Server::that(Command::Version, move || Instead::Answer(payload.to_vec()));
     assert!(refusal(answer(&[1, 0, 0, 0])).contains("version 1.0"));
-    assert!(refusal(answer(&[])).contains("answers VERSION with an invalid message"));
+    assert!(refusal(answer(&[])).contains("sent an invalid answer to VERSION"));
     assert!(refusal(answer(&[0, 0, 1, 0, b'{', 0])).contains("not valid JSON"));
-    assert!(refusal(answer(&[0; 5000])).contains("answers VERSION with 5000 bytes"));
+    assert!(refusal(answer(&[0; 5000])).contains("answered VERSION with 5000 bytes"));
     assert!(refusal(Server::that(Command::Version, || Instead::Refuse(22))).contains("Invalid argument"));
     assert!(refusal(Server::that(Command::Version, || Instead::Close)).contains("closed the connection"));
     assert!(refusal(Server::that(Command::DeviceInfo, || Instead::Answer(vec![0; 16]))).contains("not a PCI function"));
@@ -96,13 +96,10 @@ fn server_that_breaks_the_protocol_is_gone() {
         (vec![1, 0, 9, 0, 255, 255, 255, 255, 1, 0, 0, 0, 0, 0, 0, 0], "message of 4294967295 bytes"),
         (vec![1, 0, 9, 0, 16, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0], "type 9"),
         // These answers have the right size, but do not match the request.
-        (
-            header(1, read, reply, 20).into_iter().chain([0x55; 20]).collect(),
-            "answers REGION_READ with an invalid message",
-        ),
+        (header(1, read, reply, 20).into_iter().chain([0x55; 20]).collect(), "sent an invalid answer to REGION_READ"),
         (
             header(1, read, reply, 17).into_iter().chain(wire::region_access(0, 0, 4)).chain([1]).collect(),
-            "an invalid message",
+            "an invalid answer",
         ),
     ] {
         let (_server, socket) = Server::that(Command::RegionRead, move || Instead::Bytes(bytes.clone()));
