@@ -156,14 +156,14 @@ impl Connection {
             VhostError::VhostUserProtocol(WireError::BackendInternalError) => {
                 return Err(ServerError::Refused(request));
             }
-            _ if self.limit.is_over() => format!("takes more than {} ms for {request}", time.as_millis()),
+            _ if self.limit.is_over() => format!("did not complete {request} in time (limit: {} ms)", time.as_millis()),
             VhostError::VhostUserProtocol(
                 WireError::Disconnected | WireError::PartialMessage | WireError::SocketBroken(_),
             ) => {
                 self.left = true;
-                format!("closes the connection at {request}")
+                format!("closed the connection during {request}")
             }
-            error => format!("answers {request} with an invalid message: {error}"),
+            error => format!("sent an invalid answer to {request}: {error}"),
         };
         Err(self.give_up(reason))
     }
@@ -294,10 +294,10 @@ impl Connection {
         let message = iotlb_message(mapping, 0);
         match send(&self.socket, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(sent) if sent == message.len() => Ok(()),
-            Ok(_) | Err(Errno::AGAIN) => Err(self.give_up("does not read the translations that it asks for".into())),
+            Ok(_) | Err(Errno::AGAIN) => Err(self.give_up("did not read the translations that it requested".into())),
             Err(_) => {
                 self.left = true;
-                Err(self.give_up("closes the connection at IOTLB_MSG".into()))
+                Err(self.give_up("closed the connection during IOTLB_MSG".into()))
             }
         }
     }
@@ -362,14 +362,15 @@ impl Connection {
     /// requests that it has taken from the queue.
     pub(super) fn stop_queue(&mut self, index: u16) -> Result<u16, ServerError> {
         let next = self.call("GET_VRING_BASE", self.times.drain, |server| server.get_vring_base(index.into()))?;
-        u16::try_from(next).map_err(|_| self.give_up(format!("answers GET_VRING_BASE with {next} (maximum 65535)")))
+        u16::try_from(next)
+            .map_err(|_| self.give_up(format!("answered GET_VRING_BASE with {next}, but the maximum is 65535")))
     }
 }
 
 /// Converts a region of RAM to an entry of the server's memory table. The user address is the guest-physical address, because the server
 /// needs no address of this process.
 fn describe(region: &RamRegion) -> Result<VhostUserMemoryRegionInfo, ServerError> {
-    let what = "share guest RAM with the vhost-user server";
+    let what = "share guest RAM with the vhost-user server, because no file backs the RAM";
     let file = region.file_offset().ok_or(ServerError::Host { what, source: io::ErrorKind::Unsupported.into() })?;
     let gpa = region.start_addr().raw_value();
     Ok(VhostUserMemoryRegionInfo {

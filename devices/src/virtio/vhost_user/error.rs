@@ -24,7 +24,7 @@ pub enum ServerError {
     #[error("the vhost-user server {0}")]
     Gone(String),
     /// The server refused a request.
-    #[error("the vhost-user server refuses {0}; see the server's log")]
+    #[error("the vhost-user server refused the request {0}; see the server's log")]
     Refused(&'static str),
     /// The server lacks a capability that this device needs.
     #[error("the vhost-user server {0}")]

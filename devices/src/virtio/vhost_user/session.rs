@@ -270,7 +270,7 @@ impl Session {
         if connection.has_left() {
             return Ok(());
         }
-        let reason = format!("does not drop the translation of unmapped memory: {}", error.reason());
+        let reason = format!("did not drop its translation of memory that the guest unmapped: {error}");
         connection.give_up(reason.clone());
         self.count(&error);
         self.fail(&reason);
@@ -329,7 +329,7 @@ impl Session {
 
     /// Fails the device because the server reported an error in a queue.
     pub(super) fn queue_broken(&mut self) {
-        self.fail("reports an error in a queue");
+        self.fail("reported an error in a queue");
     }
 
     /// Handles the end of the connection to the server.
@@ -353,7 +353,9 @@ impl Session {
         match (self.model.on_loss, self.pending().filter(|_| self.inflight.is_none())) {
             (OnLoss::Fail, _) if ran => self.fail(&reason),
             (OnLoss::GoOn, Some(count)) if ran => {
-                self.fail(&format!("{reason}, with {count} requests in flight that the server did not record"));
+                self.fail(&format!(
+                    "{reason}, and did not record its {count} requests in flight, so no other server can continue them"
+                ));
             }
             _ => {}
         }

@@ -318,9 +318,9 @@ fn denied_access_is_nacked_each_time_and_faults_once() {
 fn failed_iotlb_invalidation_fails_the_unmap_and_the_device() {
     let refuses = message_of(IOTLB_MSG, &1u64.to_le_bytes());
     for (vice, reason) in [
-        (Vice::Silent, "takes more than"),
-        (Vice::Answer(refuses), "refuses IOTLB_MSG (invalidate)"),
-        (Vice::Answer(vec![0xff; 20]), "answers IOTLB_MSG (invalidate) with an invalid message"),
+        (Vice::Silent, "did not complete IOTLB_MSG (invalidate) in time"),
+        (Vice::Answer(refuses), "refused the request IOTLB_MSG (invalidate)"),
+        (Vice::Answer(vec![0xff; 20]), "sent an invalid answer to IOTLB_MSG (invalidate)"),
     ] {
         // For a server that answers, use the long limits, because the machine may be busy.
         let times = if matches!(vice, Vice::Silent) { TIMES } else { Times::default() };
@@ -333,7 +333,9 @@ fn failed_iotlb_invalidation_fails_the_unmap_and_the_device() {
         assert!(matches!(outcome, Err(UnmapError::Host(_))), "{outcome:?}");
         assert!(begin.elapsed() < Duration::from_secs(60), "the UNMAP waited too long for the server");
         let failures = card.interrupts.failures();
-        let wanted = format!("the vhost-user server does not drop the translation of unmapped memory: {reason}");
+        let wanted = format!(
+            "the vhost-user server did not drop its translation of memory that the guest unmapped: the vhost-user server {reason}"
+        );
         assert!(failures.len() == 1 && failures[0].starts_with(&wanted), "{failures:?}");
         wait(|| card.device.counters().server_losses == 1);
         // The connection has ended, so no server has the translation. The UNMAP then succeeds.

@@ -91,7 +91,7 @@ fn error_of_a_queue_fails_the_device() {
     let Running { server, device: _device, interrupts, .. } = Running::new(Manner::default(), fs(), 2);
     ring(&of(&server.take(), SET_VRING_ERR)[0].files[0]);
     wait(|| !interrupts.failures().is_empty());
-    assert_eq!(interrupts.failures(), ["the vhost-user server reports an error in a queue"]);
+    assert_eq!(interrupts.failures(), ["the vhost-user server reported an error in a queue"]);
 }
 
 #[test]

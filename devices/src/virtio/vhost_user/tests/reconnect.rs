@@ -91,8 +91,8 @@ fn busy_disk_reconnects_only_with_an_inflight_buffer() {
         server.take();
         server.close();
         wait(|| device.counters().server_losses == 1);
-        let reason =
-            "the vhost-user server closed the connection, with 2 requests in flight that the server did not record";
+        let reason = "the vhost-user server closed the connection, and did not record its 2 requests in flight, \
+                      so no other server can continue them";
         assert_eq!(interrupts.failures(), if fails { vec![reason] } else { vec![] });
         server.listen(disk_server(account));
         if !fails {
