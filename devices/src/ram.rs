@@ -22,13 +22,13 @@ pub type RamRegion = GuestRegionMmap<RamBitmap>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RamError {
     /// There is no region.
-    #[error("RAM has no region")]
+    #[error("the guest has no RAM region")]
     Empty,
     /// The regions are out of order or overlap.
     #[error("the RAM region at {0:#x} must begin after the end of the preceding region")]
     Order(u64),
     /// RAM has no place for another region.
-    #[error("RAM has its maximum of {0} regions already")]
+    #[error("the guest already has {0} RAM regions, which is the maximum")]
     Full(usize),
     /// The memory cannot be allocated.
     #[error("cannot map the RAM region at {0:#x}")]

@@ -173,7 +173,9 @@ impl CpuHotplug {
             if let Some(number) = numbers.difference(all).next() {
                 return Err(StateError::rule(
                     field,
-                    format!("the saved list has processor {number}, which contradicts another field"),
+                    format!(
+                        "the saved list names processor {number}, but the other saved fields exclude this processor"
+                    ),
                 ));
             }
         }
@@ -406,7 +408,11 @@ mod tests {
         assert_eq!(refused, "present: the saved processors differ from the processors of this VM");
         let good = json!({"wanted": 4, "present": [0, 1, 2, 3], "came": [], "to_go": [], "leaving": []});
         for (field, value, wanted) in [
-            ("came", json!([4]), "came: the saved list has processor 4, which contradicts another field"),
+            (
+                "came",
+                json!([4]),
+                "came: the saved list names processor 4, but the other saved fields exclude this processor",
+            ),
             ("leaving", json!([3]), "leaving: the saved list has processor 3"),
             ("to_go", json!([u32::MAX]), "to_go: the saved list has processor 4294967295"),
         ] {

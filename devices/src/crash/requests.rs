@@ -100,7 +100,7 @@ impl RequestRing {
         for number in count.saturating_sub(KEPT as u64) + 1..=count {
             let slot = self.slot(number);
             if slot.number.load(Ordering::Acquire) != number {
-                writeln!(to, "{number} was being written")?;
+                writeln!(to, "{number} (the record of this request is incomplete)")?;
                 continue;
             }
             let mut bytes = [0; WORDS * 8];

@@ -209,7 +209,7 @@ impl Ring {
         for number in count.saturating_sub(KEPT as u64) + 1..=count {
             match self.slot(number).read(number) {
                 Some(kept) => ring_text::line(to, kind, &kept)?,
-                None => writeln!(to, "{number} was being written")?,
+                None => writeln!(to, "{number} (the record of this request is incomplete)")?,
             }
         }
         Ok(())
@@ -258,7 +258,10 @@ impl<const COUNT: usize> Rings<COUNT> {
         }
         match self.missed.load(Ordering::Relaxed) {
             0 => Ok(()),
-            missed => writeln!(to, "{missed} queues or devices were not recorded: all {COUNT} rings were taken"),
+            missed => writeln!(
+                to,
+                "requests to {missed} queues or devices were not recorded, because all {COUNT} rings were in use"
+            ),
         }
     }
 }
@@ -363,7 +366,7 @@ mod tests {
         assert!(text(&RINGS).starts_with("last requests to a-name-that-is-as-long-as-names-may-ever (virtio"));
         assert!(RINGS.claim("rng", BLOCK).is_none());
         drop(before);
-        let missed = "1 queues or devices were not recorded: all 1 rings were taken\n";
+        let missed = "requests to 1 queues or devices were not recorded, because all 1 rings were in use\n";
         assert_eq!(text(&RINGS), missed);
         let after = RINGS.claim("rng", RingKind::Queue { device: 4, index: 0 }).unwrap();
         after.ring().begin_alone(6);

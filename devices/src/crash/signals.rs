@@ -86,7 +86,7 @@ extern "C" fn failed(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
     } else if !FAULTED.get() {
         // Report the signal only if no fault was reported before. After a stack overflow, Rust's library raises SIGABRT for a fault that
         // was reported already.
-        write_report(format_args!("{name}, which was sent"), format_args!("instruction {ip:#x}, stack {sp:#x}"));
+        write_report(format_args!("{name}, which a process sent"), format_args!("instruction {ip:#x}, stack {sp:#x}"));
     }
     if faults && let (Some(before), Some(place)) = (BEFORE.get(), place) {
         // Restore the earlier action. When this handler returns, the fault repeats and causes the earlier action.

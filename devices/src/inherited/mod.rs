@@ -141,7 +141,7 @@ pub fn listener(path: &Path) -> Option<io::Result<InheritedListener>> {
     with_kept(path, |kept| {
         if kept.in_use.strong_count() > 0 {
             return Err(io::Error::other(
-                "another part of the VM serves the clients of this descriptor: give each part its own descriptor",
+                "another option of this VM already uses this descriptor: give each option its own descriptor",
             ));
         }
         let listener = kept.of(&Kind::Listener)?.try_clone().map(OwnedFd::from)?.into();
@@ -201,7 +201,7 @@ impl Kept {
 /// so the error is about a connection.
 fn spent() -> io::Error {
     io::Error::other(
-        "the connection of this descriptor is used up, because each connection serves only one boot of one device; start carom with a new connection",
+        "the connection of this descriptor was already used, and serves only one device for one boot; start carom with a new connection",
     )
 }
 

@@ -99,7 +99,7 @@ fn listener_has_one_user_at_a_time() {
         client.read_exact(&mut [0]).unwrap();
         assert_eq!(
             refusal(listener(&kept)),
-            "another part of the VM serves the clients of this descriptor: give each part its own descriptor"
+            "another option of this VM already uses this descriptor: give each option its own descriptor"
         );
     }
 }

@@ -74,7 +74,7 @@ impl SerialPort {
             return 0;
         }
         uart.enqueue_raw_bytes(&bytes[..room]).unwrap_or_else(|error| {
-            log::warn!("serial port: lost input for the guest: {error:?}");
+            log::warn!("serial port: the guest may not notice new input: {error}");
             room
         })
     }

@@ -231,7 +231,7 @@ impl ConfigSpace {
         if let Some((offset, _)) =
             bytes.clone().find(|(offset, byte)| **byte & !self.writable[usize::from(*offset)] != 0)
         {
-            let rule = "has bits that the guest may not write";
+            let rule = "the saved byte has bits that the guest may not write";
             return Err(StateError::rule(format!("registers: byte at {offset:#x}"), rule));
         }
         bytes.for_each(|(offset, byte)| self.write(offset, &[*byte]));

@@ -25,7 +25,7 @@ pub enum PinError {
     )]
     Missing(u32),
     /// The host kernel returned another error.
-    #[error("cannot pin a thread to CPUs of the host: {0}")]
+    #[error("cannot start a thread on the configured CPUs of the host: {0}")]
     Host(io::Error),
 }
 

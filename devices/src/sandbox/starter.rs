@@ -158,7 +158,7 @@ pub fn start_prepared<R: FnOnce() + 'static>(
 /// A CPU cannot be used, or the host cannot create a thread.
 pub fn check_host_cpus(role: ThreadRole, cpus: HostCpus) -> Result<(), PinError> {
     let ended = start_on(role, "host-cpus".into(), Some(cpus), || {})?.join();
-    ended.map_err(|_| PinError::Host(io::Error::other("a thread that does nothing panicked")))
+    ended.map_err(|_| PinError::Host(io::Error::other("the thread that checks the CPUs panicked")))
 }
 
 fn start_placed(role: ThreadRole, name: String, placement: Placement, prepare: Prepare) -> io::Result<JoinHandle<()>> {
@@ -177,7 +177,7 @@ fn start_placed(role: ThreadRole, name: String, placement: Placement, prepare: P
     match filtered.recv() {
         Ok(Err(error)) => {
             let text = format!(
-                "the kernel rejects the filter of a thread of role '{}': {error}; --seccomp false disables the filters",
+                "the host kernel rejected the system call filter of thread role '{}': {error}; --seccomp false turns the filters off",
                 role.name
             );
             Err(io::Error::new(error.kind(), text))
@@ -197,7 +197,7 @@ pub(super) fn limit_files(rules: &RulesetCreated) -> io::Result<()> {
 }
 
 fn gone() -> io::Error {
-    io::Error::other("the starter thread of the sandbox has ended")
+    io::Error::other("the thread that starts all other threads has ended")
 }
 
 fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {

@@ -28,7 +28,7 @@ fn crash_leaves_a_report_and_a_normal_end_leaves_no_file() {
         let report = fs::read_to_string(&file).unwrap();
         assert!(report.starts_with("report of a crash, form 1\nversion: carom "), "{report}");
         let pid = format!("\nprocess: {}, program at 0x", carom.child.id());
-        assert!(report.contains(&pid) && report.contains(", which was sent\n"), "{report}");
+        assert!(report.contains(&pid) && report.contains(", which a process sent\n"), "{report}");
         assert!(report.ends_with("last requests to the virtio-iommu, oldest first:\nend of the report\n"), "{report}");
 
         // The next process does not change the report.

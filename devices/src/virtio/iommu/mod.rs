@@ -85,16 +85,16 @@ pub struct IommuParams {
 #[derive(Debug, Error)]
 pub enum IommuError {
     /// The configuration of the engine breaks a rule.
-    #[error("virtio-iommu: {0}")]
+    #[error("{0}")]
     Engine(#[from] ConfigError),
     /// The configuration of the window memory breaks a rule, or the host cannot allocate the memory.
-    #[error("virtio-iommu: window memory: {0}")]
+    #[error("window memory: {0}")]
     Windows(#[from] WindowError),
     /// The host cannot start the polling thread.
-    #[error("virtio-iommu: cannot start the polling thread: {0}")]
+    #[error("cannot start the polling thread: {0}")]
     Thread(#[source] std::io::Error),
     /// The PCI function of the device cannot be created.
-    #[error("virtio-iommu: {0}")]
+    #[error("{0}")]
     Transport(#[from] TransportError),
 }
 

@@ -140,7 +140,7 @@ impl Control {
         }
         if let Err(error) = self.host.set_pairs(pairs) {
             if self.throttle.pass() {
-                warn!("{}: the network backend rejected the use of {pairs} pairs of queues: {error}", self.host.id());
+                warn!("{}: the network backend rejected the use of {pairs} queue pairs: {error}", self.host.id());
             }
             return CTRL_ERR;
         }

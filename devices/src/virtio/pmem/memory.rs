@@ -39,7 +39,7 @@ impl Mapping {
             // SAFETY: The range was just mapped, and neither advice changes its bytes or its access.
             if let Err(error) = unsafe { madvise(start, len, advice) } {
                 warn!(
-                    "the kernel rejected madvise for a mapped file: {error}; the only effect is that forked processes or core dumps include the file"
+                    "cannot exclude the file of persistent memory from forks or core dumps, so forks or core dumps are larger: {error}"
                 );
             }
         }

@@ -63,7 +63,9 @@ impl QueueDoorbells {
         for (address, bell) in wanted.into_iter().flat_map(bells) {
             if let Err(error) = platform.connect(Space::Port, address, bell) {
                 // Without the doorbell, a notification causes an exit to the VMM, and the VMM notifies the device.
-                warn!("cannot connect a virtio doorbell at port {address:#x} (notifications are slower): {error}");
+                warn!(
+                    "cannot connect a virtio doorbell at port {address:#x}, so notifications at this port are slower: {error}"
+                );
             }
         }
         place.listening = wanted;

@@ -199,7 +199,7 @@ impl Interrupts {
 
     fn complain(&self, error: &dyn std::error::Error) {
         if !self.complained.swap(true, Ordering::Relaxed) {
-            warn!("a virtio interrupt may be lost: {error} (reported once)");
+            warn!("interrupts of a virtio device may be lost: {error} (reported once for each device)");
         }
     }
 }

@@ -118,7 +118,8 @@ impl Image {
             physical = ioctl_blkpbszget(&file).map_err(io::Error::from)?;
             bytes = size_of_device(&file)?;
         }
-        let (mut qcow2, mut kept) = (None, device.then_some("the host sets the size of a block device"));
+        let (mut qcow2, mut kept) =
+            (None, device.then_some("the image is a block device, so its size must be changed on the host first"));
         match options.format {
             ImageFormat::Unknown => other_format(&file)?.map_or(Ok(()), |name| Err(ImageError::Format(name)))?,
             ImageFormat::Raw => {}

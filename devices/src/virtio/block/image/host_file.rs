@@ -82,7 +82,7 @@ pub(super) fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
     match retry_on_intr(|| fallocate(file, FallocateFlags::KEEP_SIZE, offset, len)) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
             warn!(
-                "cannot reserve disk space for an image, because its file system has no fallocate: guest writes fail when the file system is full"
+                "cannot reserve disk space for a disk image, because its file system has no fallocate: guest writes fail when the file system is full"
             );
             Ok(())
         }

@@ -82,7 +82,9 @@ impl ImageLock {
                 }
                 Some(libc::EAGAIN | libc::EACCES) => Err(ImageError::Locked { read_only: self.read_only }),
                 Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => {
-                    warn!("cannot lock an image: {error}; make sure that no other process uses the image");
+                    warn!(
+                        "the file system of a disk image rejects locks: {error}; make sure that no other process uses the image"
+                    );
                     Ok(())
                 }
                 _ => Err(error.into()),

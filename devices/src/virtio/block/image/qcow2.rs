@@ -150,7 +150,7 @@ impl Qcow2Image {
             _ => libc::EIO,
         });
         if number != libc::EOPNOTSUPP && self.throttle.pass() {
-            warn!("a request to a qcow2 image failed: {error}{}", file_size::hint(error));
+            warn!("a request to the qcow2 image of a disk failed: {error}{}", file_size::hint(error));
         }
         number
     }
@@ -177,7 +177,7 @@ impl Qcow2Image {
     fn give_up(&self) -> io::Error {
         if let Some(access) = self.access.write().unwrap_or_else(PoisonError::into_inner).take() {
             error!(
-                "a qcow2 image has inconsistent tables: all further requests to the image fail; check the image with qemu-img check"
+                "the qcow2 image of a disk has inconsistent tables: all further requests to the disk fail; check the image with qemu-img check"
             );
             // Dropping `access` would write its cached tables.
             std::mem::forget(access);

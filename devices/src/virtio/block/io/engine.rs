@@ -40,7 +40,9 @@ impl Engine {
             match Ring::new(image.clone(), operations) {
                 Ok(made) => ring = Some(Box::new(made)),
                 Err(error) => {
-                    warn!("io_uring is unavailable, so disk requests are served one after the other: {error}");
+                    warn!(
+                        "io_uring is unavailable for a disk queue, so its requests are served one after the other: {error}"
+                    );
                 }
             }
         }

@@ -53,7 +53,9 @@ impl Ring {
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
         if !NEEDED.into_iter().all(|code| probe.is_supported(code)) {
-            return Err(io::Error::other("the host kernel is too old and lacks an io_uring operation"));
+            return Err(io::Error::other(
+                "the host kernel is too old: its io_uring lacks an operation that Carom needs",
+            ));
         }
         ring.submitter().register_restrictions(&mut NEEDED.map(Restriction::sqe_op))?;
         ring.submitter().register_enable_rings()?;

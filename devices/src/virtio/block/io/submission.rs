@@ -55,7 +55,9 @@ pub(super) fn make_room(kernel: &mut impl Kernel) {
         match kernel.enter(0) {
             Ok(taken) if taken != 0 => return,
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => continue,
-            Err(error) if !is_for_later(&error) => log::error!("io_uring accepts no operations: {error}; retrying"),
+            Err(error) if !is_for_later(&error) => {
+                log::error!("the host kernel accepts no I/O of a disk queue (io_uring): {error}; Carom retries")
+            }
             _ => {}
         }
         if !kernel.reap() {
