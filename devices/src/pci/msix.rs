@@ -234,7 +234,7 @@ impl MsixTable {
             *word = if pending { *word | bit } else { *word & !bit };
         }
         self.set_control(state.control).map_err(|MsixError::Route { vector, source }| StateError::Host {
-            what: format!("cannot route vector {vector}"),
+            what: format!("cannot route MSI-X vector {vector}"),
             source,
         })
     }

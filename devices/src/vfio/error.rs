@@ -73,7 +73,7 @@ pub enum VfioPciError {
     /// The function is bound to a host driver other than vfio-pci, or to no driver.
     #[error(
         "{name} is {}, not to vfio-pci; bind it to vfio-pci: write vfio-pci to /sys/bus/pci/devices/{name}/driver_override, \
-         {name} to /sys/bus/pci/devices/{name}/driver/unbind if it has a driver, and {name} to /sys/bus/pci/drivers_probe",
+         {name} to /sys/bus/pci/devices/{name}/driver/unbind if the function has a driver, and {name} to /sys/bus/pci/drivers_probe",
         held_by(driver)
     )]
     NotBound {
@@ -117,8 +117,8 @@ pub enum VfioPciError {
     },
     /// Another process or device uses the IOMMU group.
     #[error(
-        "IOMMU group {group} of {name} is in use by another process or by another device of this VM; devices of one group \
-         can be passed through together only with iommu=off"
+        "IOMMU group {group} of {name} is in use by another process (end that process), or by another device of this VM \
+         (devices of one group can be passed through together only with iommu=off)"
     )]
     Busy {
         /// Address of the function.

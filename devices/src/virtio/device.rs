@@ -57,7 +57,7 @@ pub enum DeviceError {
     /// The vhost-user server of the device failed.
     #[error("the vhost-user server {reason}")]
     Server {
-        /// Failure of the server, such as "closes the connection". The text continues the sentence "the vhost-user server …".
+        /// Failure of the server, such as "closed the connection". The text continues the sentence "the vhost-user server …".
         reason: String,
     },
     /// The thread that serves a queue panicked.

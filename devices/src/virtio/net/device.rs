@@ -120,7 +120,7 @@ impl VirtioNet {
         if let Err(error) = done {
             // The guest may now receive packets that it cannot process. The device cannot report this failure to the driver, so the failure
             // is only logged.
-            self.link.complain(&self.throttle, "cannot set offloads and queues of the host interface", &error);
+            self.link.complain(&self.throttle, "cannot set offloads and queues of the host interface, so the guest may get packets that it cannot process", &error);
         }
         self.pairs.store(pairs, Ordering::Release);
     }
