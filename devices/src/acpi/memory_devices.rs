@@ -115,7 +115,7 @@ impl MemoryDevices {
         if u64::from(new.came) >> new.devices.len() != 0 {
             return Err(StateError::rule(
                 "came",
-                format!("the saved bits name memory devices that do not exist ({:#x})", new.came),
+                format!("the saved bits {:#x} include memory devices that do not exist", new.came),
             ));
         }
         state.came = new.came;
@@ -242,7 +242,7 @@ mod tests {
         );
         let wrong = DeviceState::new(STATE.0, STATE.1, &State { devices: vec![FIRST], came: 2 }).unwrap();
         let refused = other.restore(&wrong).unwrap_err().to_string();
-        assert_eq!(refused, "came: the saved bits name memory devices that do not exist (0x2)");
+        assert_eq!(refused, "came: the saved bits 0x2 include memory devices that do not exist");
         assert!(!line.is_up());
     }
 }

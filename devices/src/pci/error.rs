@@ -20,7 +20,7 @@ pub enum PciError {
         window: RangeInclusive<u64>,
     },
     /// The address is not function 0 of a device on the root bus of an existing segment.
-    #[error("no function can be at {0}: use an existing segment, bus 00, device 0 to 31 and function 0")]
+    #[error("PCI address {0} is unusable: use an existing segment, bus 00, device 0 to 31 and function 0")]
     NoSuchPlace(PciAddress),
     /// Another function has the address.
     #[error("PCI address {address} is already used by {by}: choose another address")]

@@ -162,7 +162,7 @@ impl HotplugRegisters {
             let here = there.iter().filter(|(address, _)| address.segment == segment);
             let on_bus = here.fold(0, |mask, (address, _)| mask | bit(address.device));
             if came & !on_bus != 0 {
-                let rule = format!("the saved bits name devices that are not on the bus ({:#x})", came & !on_bus);
+                let rule = format!("the saved bits {:#x} belong to devices that are not on the bus", came & !on_bus);
                 return Err(StateError::rule("came", rule));
             }
         }
@@ -393,7 +393,7 @@ mod tests {
         let state = old.registers.save().unwrap();
         let new = rig();
         let refused = new.registers.restore(&state).unwrap_err().to_string();
-        assert_eq!(refused, "came: the saved bits name devices that are not on the bus (0x4)");
+        assert_eq!(refused, "came: the saved bits 0x4 belong to devices that are not on the bus");
         assert!(!new.is_up());
         new.root.add(PciAddress::on_root_bus(2), Function::new(2, &[])).unwrap();
         new.registers.restore(&state).unwrap();
