@@ -65,8 +65,8 @@ impl Client {
         Ok(Self { socket: socket.to_path_buf(), runtime })
     }
 
-    /// Sends GET, and returns the answer unchanged. `name` is the part of the path after `/api/v1/`, or the whole path if it starts with a
-    /// slash.
+    /// Sends a GET request, and returns the answer unchanged. `name` is the part of the path after `/api/v1/`, or the whole path if it
+    /// starts with a slash.
     ///
     /// # Errors
     /// The call failed: see [`CallError`].
@@ -74,7 +74,7 @@ impl Client {
         self.call(Method::GET, name, None)
     }
 
-    /// Sends GET, and parses the answer.
+    /// Sends a GET request, and parses the answer.
     ///
     /// # Errors
     /// The call failed: see [`CallError`].
@@ -83,7 +83,7 @@ impl Client {
             .map_err(|error| CallError::NoAnswer { name: name.into(), what: format!("unexpected answer: {error}") })
     }
 
-    /// Sends PUT, with or without a body.
+    /// Sends a PUT request, with or without a body.
     ///
     /// # Errors
     /// The call failed: see [`CallError`].

@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if !error.use_stderr() => return streams::inform(NAME, &error.to_string()),
-        // Without a verb, clap's error is the whole help text.
+        // If the verb is missing, clap's error is the whole help text. Print the text without joining it into one line.
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             // If the text cannot be written, the exit status still reports the error.
             let _ = io::stderr().write_all(error.to_string().as_bytes());

@@ -57,7 +57,8 @@ mod tests {
         }
     }
 
-    /// `man` breaks lines only at spaces. On a terminal of 80 columns, a line of a description has 66 columns.
+    /// `man` breaks lines only at spaces, so a longer word would extend beyond the line. On a terminal with 80 columns, the descriptions
+    /// have lines of 66 columns.
     #[test]
     fn words_of_man_pages_fit_into_a_line() {
         let dir = tempfile::tempdir().unwrap();

@@ -8,7 +8,7 @@ use std::time::Instant;
 use carom_api::IommuBounceConfig;
 use carom_api::types::{VmCounters, VmInfo};
 
-/// Maximum number of samples to keep for the view's curve.
+/// Maximum number of samples that the history keeps. The view draws a curve of these samples.
 const KEPT: usize = 120;
 
 /// Requests whose rates are displayed. Each entry has the name of a counter, and the heading of its rate.
@@ -77,8 +77,8 @@ impl History {
         self.rates_of(device, name).last().flatten()
     }
 
-    /// Returns the rates of a counter. If the counter decreased between two samples, the newer sample is from another VM or another domain.
-    /// In this case, the rate is 0.
+    /// Returns a counter's rate for each pair of successive samples. If the counter decreased, the newer sample is from another VM, or the
+    /// device has another domain. In this case, the rate is 0.
     fn rates_of(&self, device: &str, name: &str) -> impl DoubleEndedIterator<Item = Option<u64>> {
         self.0.iter().zip(self.0.iter().skip(1)).map(move |(before, after)| {
             let seconds = after.at.saturating_duration_since(before.at).as_secs_f64();
@@ -106,7 +106,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Returns a sample of a running VM that has bounce windows, and a drive behind the virtio-iommu.
+    /// Returns a sample of a running VM with bounce windows and with a drive behind the virtio-iommu.
     pub(crate) fn running(at: Instant, maps: u64) -> Look {
         let info = json!({
             "config": {"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}},

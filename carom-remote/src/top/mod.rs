@@ -15,7 +15,7 @@ use crate::RemoteError;
 use crate::client::{CallError, Client};
 use look::{History, Look};
 
-/// Maximum time between the two samples of `--once`. The rates are computed from these samples.
+/// Maximum time between the two samples from which `--once` computes the rates.
 const FIRST: Duration = Duration::from_millis(500);
 
 /// Shows the view until the user presses `q`, Escape or Ctrl-C. If `once` is set, prints the view once as text instead.
@@ -33,7 +33,7 @@ pub(crate) fn run(client: &Client, interval: Duration, once: bool) -> Result<(),
         .map_err(RemoteError::io("top needs a terminal (without a terminal, use --once)"))?;
     let mut terminal = ratatui::try_init().map_err(RemoteError::io("cannot set up the terminal"))?;
     let result = watch(client, interval, &mut history, &mut terminal);
-    // If the terminal was closed, nothing needs to be restored, and an error message could not be shown.
+    // Ignore errors: if the terminal was closed, nothing needs to be restored, and no error message could be shown.
     let _ = ratatui::try_restore();
     result
 }
@@ -72,7 +72,7 @@ fn look(client: &Client) -> Result<Look, CallError> {
         return Ok(Look::new(Instant::now(), found, VmCounters::default()));
     }
     match unless_refused(client.get_as("vm.counters"), 404) {
-        // The guest may have ended since the first request. If the VM is still booted, the VMM could not read the counters.
+        // The VM may have shut down since the first request. Report the error only if the VM is still booted.
         Err(error @ CallError::Refused { status: 500, .. }) => {
             let found = info(client)?;
             if is_booted(found.as_ref()) {
@@ -143,7 +143,8 @@ mod tests {
         serde_json::to_string(&info).unwrap()
     }
 
-    /// Takes a sample from a server that sends one of `answers` for each request. The number of requests must be the number of answers.
+    /// Takes a sample from a server that sends the next of `answers` for each request. The sample must make as many requests as there are
+    /// answers.
     fn look_at(answers: &[(u16, &str)]) -> Result<Look, CallError> {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
@@ -159,8 +160,8 @@ mod tests {
                 }
             });
             let look = look(&Client::new(&socket).unwrap());
-            // If there were too few requests, the server still waits for the next client. A connection without a request makes the server
-            // panic.
+            // If the sample made too few requests, the server still waits for a client. This connection sends no request, so the server
+            // panics and the test fails.
             drop(UnixStream::connect(&socket));
             server.join().unwrap();
             look

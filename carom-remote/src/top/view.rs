@@ -64,8 +64,7 @@ fn devices(history: &History) -> Vec<[String; DEVICES.len()]> {
     let Some(info) = &look.info else { return Vec::new() };
     let dash = || "–".to_string();
     let row = |device: &dyn KindConfig| {
-        // If a VM can have only one device of a kind, the configuration of the device may contain no ID. Then the device's ID is the ID of
-        // its kind.
+        // A device of which a VM can have only one may have no ID in its configuration. Its ID is then the fixed ID of its kind.
         let id = device.id().unwrap_or(device.kind().id).to_string();
         let address = info.device_tree.get(&id).map_or_else(dash, |node| node.pci_bdf.clone());
         let windows = info.iommu_bounce.iter().flat_map(|bounce| &bounce.windows);

@@ -4,7 +4,7 @@
 //! functions and objects that it uses.
 //!
 //! An inline function of a header counts as a part of each file that calls the function. So these files also have the dependencies of the
-//! inline function. As for the linker, a static name is visible only in its file.
+//! inline function. A static name is visible only in the file that defines it, as in linking.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -165,7 +165,8 @@ fn is_function(name: Node, declaration: Node) -> bool {
     while let Some(parent) = at.parent().filter(|parent| *parent != declaration) {
         match parent.kind() {
             "function_declarator" => return true,
-            // In `int (*name)(int)`, the pointer is inside the parentheses, so this loop finds the pointer first.
+            // For the function pointer `int (*name)(int)`, the loop finds the pointer before the function, because the pointer is inside
+            // the parentheses.
             "pointer_declarator" => return false,
             _ => at = parent,
         }
@@ -173,7 +174,7 @@ fn is_function(name: Node, declaration: Node) -> bool {
     false
 }
 
-/// Search for the files that define names.
+/// Files with their definitions, to find the file that defines a name.
 struct Linker<'a> {
     sources: &'a BTreeMap<&'a Path, Source>,
     /// Files that define a name visible to other files.
@@ -226,7 +227,7 @@ impl<'a> Linker<'a> {
                 self.follow(file, inner, ties, seen);
             }
         }
-        // If several programs define a name, such as `main`, no file depends on it.
+        // If several C files define the name, as each program defines `main`, the name is no dependency.
         if let [definer] = sources[..] {
             ties.entry((file.to_path_buf(), definer.to_path_buf())).or_default().insert(name.to_string());
         }

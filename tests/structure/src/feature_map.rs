@@ -27,7 +27,7 @@ pub(crate) fn complaints(document: &str, root: &Path, targets: &[PathBuf]) -> Ve
     missing.chain(unnamed).map(|(path, what)| format!("{DOCUMENT}: {} {what}", path.display())).collect()
 }
 
-/// Returns the test programs and the files of guest tests. A program with its own folder is named by the folder.
+/// Returns the test programs and the files of guest tests. For a program with its own folder, returns the path of the folder.
 fn tests(root: &Path, targets: &[PathBuf]) -> BTreeSet<PathBuf> {
     let mut tests = BTreeSet::new();
     for target in targets {

@@ -47,7 +47,7 @@ pub(crate) fn references(krate: &Crate) -> Vec<(ModuleId, ModuleId, String)> {
     found
 }
 
-/// `module` may be inline. Returns the outermost module in the file that contains `module`.
+/// Returns the outermost module of the file that contains `module`. If `module` is inline, this is another module.
 fn module_of_file(krate: &Crate, mut module: ModuleId) -> ModuleId {
     while let Some(parent) = krate.modules[module].parent {
         if krate.modules[parent].file != krate.modules[module].file {

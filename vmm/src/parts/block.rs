@@ -77,7 +77,7 @@ fn served(config: &DiskConfig, socket: &Path, site: &mut Site<'_>) -> Result<Bui
         field: DiskConfig::VHOST_SOCKET,
         socket,
         model: Model::block(config.num_queues, config.queue_size),
-        // The server may let a host drive do DMA to guest RAM, as SPDK does.
+        // The server may let a host drive do DMA to guest RAM, as SPDK does. Such RAM is pinned.
         pins: true,
     };
     vhost_user::build(wanted, site)

@@ -23,7 +23,7 @@ use crate::arch::segments;
 use crate::error::VmError;
 use crate::machine::PartCounters;
 
-/// A part on the bus.
+/// Part on a root bus.
 struct Placed {
     id: String,
     address: PciAddress,
@@ -37,9 +37,9 @@ struct Placed {
 /// Maximum time to wait until a vCPU's last access to a device ends, after the device has left the bus.
 const LAST_ACCESS: Duration = Duration::from_secs(10);
 
-/// Drops a function that is no longer on a bus. If a vCPU is accessing the function, waits until the access ends, so that the calling
-/// thread closes the function. A vCPU's thread must not close the function, because the thread's system call filter forbids the necessary
-/// calls. If the access does not end within `timeout`, the function stays open.
+/// Drops a function that is no longer on a bus. If a vCPU is accessing the function, waits until the access ends. So the calling thread,
+/// and not the vCPU's thread, drops the last reference and closes the function. The system call filter of a vCPU's thread forbids the
+/// necessary calls. If the access does not end within `timeout`, the function stays open.
 fn drop_last(function: Arc<dyn PciDevice>, timeout: Duration) {
     let start = Instant::now();
     while Arc::strong_count(&function) > 1 {
@@ -89,7 +89,7 @@ impl PartBus {
         let slot = |part: &dyn KindConfig| Some(PciAddress::on_segment(part.pci_segment(), part.pci_device_id()?));
         let wanted: Vec<PciAddress> = config.parts().filter_map(slot).collect();
         for part in config.parts().filter(|part| part.kind().takes_slot) {
-            // The virtio-iommu is built later, but the slots that a device may use already depend on it.
+            // The virtio-iommu is built later. The slots that a part may use already depend on whether the VM has a virtio-iommu.
             let address = bus.place(part, config.has_iommu(), &wanted)?;
             let mut built = Site { address, shared: &mut bus.shared }.build(&part.to_part())?;
             endpoints.extend(built.mapper.take().map(|mapper| (address, mapper)));
@@ -174,7 +174,7 @@ impl PartBus {
         put.map(|()| address)
     }
 
-    /// Gives new RAM to all parts that access RAM directly, and to endpoints in bypass mode.
+    /// Gives all parts that access RAM directly, and all endpoints in bypass mode, access to new RAM.
     ///
     /// # Errors
     /// The host cannot map the RAM for a part. Other parts may already have access to the RAM, until [`take_ram`](Self::take_ram) is
@@ -185,9 +185,9 @@ impl PartBus {
         iommu.add_ram(region).map_err(|error| VmError::Iommu(error.to_string()))
     }
 
-    /// Takes RAM away from all parts, after [`add_ram`](Self::add_ram) failed and the RAM was withdrawn. This includes parts that `add_ram`
-    /// did not give the RAM. A driver may already have mapped the RAM for such a part, or started the part with addresses in the RAM.
-    /// Returns `false` if the host keeps a mapping of the RAM, so that the pages must stay allocated.
+    /// Removes the access of all parts to RAM, after [`add_ram`](Self::add_ram) failed and the RAM was withdrawn. Parts that `add_ram` did
+    /// not change may also have access: a driver may have mapped the RAM for a part, or started a part with addresses in the RAM. Returns
+    /// `false` if the host keeps a mapping of the RAM, so that the pages must stay allocated.
     #[must_use]
     pub fn take_ram(&self, region: &RamRegion) -> bool {
         self.parts.iter().for_each(|placed| placed.part.take_ram(region));
@@ -200,7 +200,7 @@ impl PartBus {
     /// The part cannot be resized to `bytes`.
     pub fn resize(&self, id: &str, bytes: u64) -> Result<(), VmError> {
         let resized = self.parts.iter().find(|placed| placed.id == id);
-        // A disk may have been removed before this call. Other parts that can be resized cannot be removed.
+        // Only a disk can be missing here, because no other resizable part can be removed.
         let gone = || VmError::Device { what: "resize a disk", source: std::io::ErrorKind::NotFound.into() };
         resized.ok_or_else(gone)?.part.resize(bytes)
     }

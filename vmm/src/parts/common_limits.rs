@@ -21,7 +21,7 @@ const LEAST_RANGE: u64 = (1 << 39) - 1;
 
 /// Returns the range of IOVAs that the virtio-iommu translates. The range starts at 0, and its IOVAs have at most `bits` bits. It ends at
 /// the highest IOVA that every endpoint's host IOMMU can translate. If an endpoint is added later, its host IOMMU may translate fewer
-/// IOVAs. The guest sees the other IOVAs of the range as reserved for this endpoint.
+/// IOVAs. For this endpoint, the guest then sees the remaining IOVAs of the range as reserved regions.
 pub(super) fn input_range(limits: &[MapperLimits], bits: u8) -> RangeInclusive<u64> {
     let highest = |limits: &MapperLimits| limits.iova_ranges.iter().map(|range| *range.end()).max();
     let most = u64::MAX.unbounded_shr(64u32.saturating_sub(bits.into()));

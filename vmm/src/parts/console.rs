@@ -41,7 +41,8 @@ impl Part for Console {
 }
 
 impl Drop for Console {
-    /// Resets the device, which ends its thread. So the thread writes nothing more while `links` waits for the readers of the output.
+    /// Resets the device, which ends the device's thread. Rust drops `links` afterwards, which waits for the readers of the output. During
+    /// this wait, the thread must not write more output.
     fn drop(&mut self) {
         reset(&*self.function);
     }

@@ -10,7 +10,8 @@ use devices::virtio::iommu::IommuHandle;
 
 use crate::error::VmError;
 
-/// Path of fault reports from devices to the virtio-iommu. The thread that delivers the reports is started when the first device needs it.
+/// Path of fault reports from devices to the virtio-iommu. The first device whose faults must be delivered causes the start of the delivery
+/// thread.
 pub(super) struct FaultPath {
     sender: FaultSender,
     /// Relay that holds the faults until the virtio-iommu is connected.
@@ -41,7 +42,8 @@ impl FaultPath {
                 Ok(())
             }
             Err(source) => {
-                // Continue with a new relay, because the thread may start successfully for the next device.
+                // The failed start has dropped the relay. Create a new relay, because the thread may start successfully for the next
+                // device.
                 *self = Self::new();
                 Err(VmError::Device { what: "start the thread for device faults", source })
             }

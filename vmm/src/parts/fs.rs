@@ -24,7 +24,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         field: FsConfig::SOCKET,
         socket: &config.socket,
         model: Model::fs(&config.tag, config.num_queues, config.queue_size),
-        // The server copies the data itself, so no host device does DMA to guest RAM.
+        // The server copies the data itself. No host device does DMA to guest RAM, so the RAM is not pinned.
         pins: false,
     };
     vhost_user::build(wanted, &mut site)

@@ -77,7 +77,7 @@ pub(super) fn build(
         poll: polls(config.platform.iommu_poll, config.cpus.boot_vcpus),
         rings: RING_FEATURES,
         devices: Some(context.bars.clone()),
-        // IOMMUFD cannot map registers of a device for DMA by other devices.
+        // With IOMMUFD, the registers of one device cannot be mapped for DMA by another device.
         mmio: !config.platform.iommufd,
         observer: Some(context.observer.clone()),
     };
@@ -92,16 +92,16 @@ pub(super) fn build(
 ///
 /// - IOVAs below 4 GiB, which drivers allocate first: 2048 pages of the lowest level, and some pages of higher levels
 /// - windows above 4 GiB: 256 pages
-/// - other IOVAs: a range of twice the size of RAM. The mappings that exist at one time, and the gaps that IOVA allocators leave between
-///   them, cover less.
+/// - other IOVAs: the pages for a range of twice the size of RAM. Even with the gaps that IOVA allocators leave between mappings, the
+///   mappings of a driver cover a smaller range.
 fn max_table_pages(config: &VmConfig) -> u64 {
     /// Bytes that one page of the lowest page-table level translates.
     const LARGE_PAGE: u64 = 2 << 20;
     2560 + config.memory.total().saturating_add(config.memory.hotplug_size) / LARGE_PAGE * 2
 }
 
-/// True if firmware, which has no virtio-iommu driver, must read a disk behind the virtio-iommu. In this case, unattached endpoints can
-/// access all RAM until a driver attaches them, or writes 0 to `bypass`.
+/// True if the guest boots from firmware and has a disk behind the virtio-iommu. The firmware must read the disk, but has no virtio-iommu
+/// driver. In this case, unattached endpoints can access all RAM until a driver attaches them, or writes 0 to `bypass`.
 fn firmware_reads_a_disk(config: &VmConfig) -> bool {
     config.payload.firmware.is_some() && config.disks.iter().any(KindConfig::is_behind_iommu)
 }
@@ -185,8 +185,8 @@ fn window(
     Ok(WindowConfig { aperture, budget: bounce.size, threshold })
 }
 
-/// True if a VM can have this aperture: it lies in one of `places`, has at most `most` bytes, and consists of whole chunks. Every
-/// endpoint's host IOMMU must translate the whole aperture.
+/// True if a VM can have this aperture. The aperture must lie in one of `places`, have at most `most` bytes, and consist of whole chunks.
+/// Every endpoint's host IOMMU must translate the whole aperture.
 fn can_be(aperture: &RangeInclusive<u64>, places: &[RangeInclusive<u64>], most: u64, limits: &[MapperLimits]) -> bool {
     let (start, end) = (aperture.start(), aperture.end());
     let is_in = |place: &RangeInclusive<u64>| place.contains(start) && place.contains(end);
@@ -248,7 +248,7 @@ mod tests {
         };
         let (all, nothing_low, nothing_high) =
             ([0..=u64::MAX], [0..=0xbfff_ffff, 1 << 32..=1 << 40], [0..=0xfedf_ffff]);
-        // The guest has 8 GiB of RAM. 5 GiB of this RAM are at 4 GiB and above, and 1 GiB more may be added.
+        // The guest has 8 GiB of RAM: 3 GiB start at 0, and 5 GiB start at 4 GiB. 1 GiB more may be added, so windows start at 10 GiB.
         let behind = 10 << 30;
         assert_eq!(start("", &all), Ok(0xc000_0000));
         assert_eq!(start("", &nothing_low), Ok(behind));
@@ -327,7 +327,7 @@ mod tests {
     type Ranges = Vec<RangeInclusive<u64>>;
 
     const ALL: RangeInclusive<u64> = 0..=u64::MAX;
-    /// IOVAs of a host IOMMU that reserves a quarter of the usual aperture.
+    /// IOVAs that a host IOMMU translates if it reserves a quarter of the usual aperture.
     const PART: [RangeInclusive<u64>; 2] = [0..=0xcfff_ffff, 0xd800_0000..=u64::MAX];
 
     fn limits(hosts: &[Ranges]) -> Vec<MapperLimits> {

@@ -22,7 +22,7 @@ pub(super) trait EndpointMapper: DmaMapper {
     }
 }
 
-/// This mapper needs no connection, because the host maps windows in the same way as RAM.
+/// This mapper needs neither argument of `connect`, because the host maps windows in the same way as RAM.
 impl EndpointMapper for VfioMapper {}
 
 impl EndpointMapper for PinningMapper<VfioMapper> {}

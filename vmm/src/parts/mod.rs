@@ -72,8 +72,8 @@ pub trait Part: Send {
         let _ = region;
         Ok(())
     }
-    /// Takes a region of RAM away from the device, because adding the region to the VM failed. `add_ram` may not have been called for this
-    /// device.
+    /// Removes the device's access to a region of RAM, because adding the region to the VM failed. This method is also called if `add_ram`
+    /// was not called for this device.
     fn take_ram(&self, region: &RamRegion) {
         let _ = region;
     }
@@ -139,7 +139,7 @@ static BUILDERS: &[Builder] = &[
 ];
 
 impl Site<'_> {
-    /// Builds the part that `config` describes. On error, nothing is left of the part.
+    /// Builds the part that `config` describes. On error, no resources of the part stay open.
     fn build(self, config: &PartConfig) -> Result<Built, VmError> {
         let kind = config.kind().name;
         let builder = BUILDERS.iter().find(|builder| builder.kind.name == kind);
@@ -152,7 +152,7 @@ fn name(config: &dyn KindConfig) -> &str {
     config.id().unwrap_or(config.kind().id)
 }
 
-/// Returns the error for a kind that has no builder here.
+/// Returns the error for a kind of part that [`BUILDERS`] does not build.
 fn not_built_here(config: &PartConfig) -> VmError {
     ConfigError::new(config.kind().field, "cannot be hot-plugged: configure it when the VM is created").into()
 }

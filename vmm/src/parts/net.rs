@@ -69,7 +69,7 @@ fn served(config: &NetConfig, socket: &Path, site: &mut Site<'_>) -> Result<Buil
         field: NetConfig::VHOST_SOCKET,
         socket,
         model: Model::net(&net),
-        // The server may let a network card of the host do DMA to guest RAM, as DPDK does.
+        // The server may let a network card of the host do DMA to guest RAM, as DPDK does. Such RAM is pinned.
         pins: true,
     };
     vhost_user::build(wanted, site)
