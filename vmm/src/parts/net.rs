@@ -41,8 +41,8 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         csum: config.offload_csum,
         tso: config.offload_tso,
         uso: config.offload_ufo && tap.has_uso(),
-        // Behind the virtio-iommu, receive buffers should be small, because each buffer needs a mapping or window slots. Without the
-        // virtio-iommu, large buffers are faster.
+        // Mergeable buffers let the driver use small receive buffers. Behind the virtio-iommu, small buffers need smaller mappings or fewer
+        // window slots. Without the virtio-iommu, large buffers are faster.
         merges: config.iommu,
     };
     let (carrier, limits) = (Box::new(tap), config.rate_limiter_config.map(rate_limits::limits));

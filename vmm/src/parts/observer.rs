@@ -8,7 +8,7 @@ use devices::platform::{DeviceEvent, DeviceObserver};
 
 use crate::process::event_monitor::EventMonitor;
 
-/// Observer that writes these events to the event stream.
+/// Observer that writes the events of devices to the event stream.
 pub(crate) struct Observer(pub(crate) EventMonitor);
 
 impl DeviceObserver for Observer {
@@ -16,7 +16,7 @@ impl DeviceObserver for Observer {
         let (source, name, key, value) = match event {
             DeviceEvent::Activated => ("virtio-device", "activated", "id", id),
             DeviceEvent::Reset => ("virtio-device", "reset", "id", id),
-            // Cloud Hypervisor has no event for a failed device.
+            // Carom's own event: Cloud Hypervisor has no event for a failed device.
             DeviceEvent::Failed => ("virtio-device", "failed", "id", id),
             DeviceEvent::WatchdogExpired => ("watchdog", "expired", "id", id),
             DeviceEvent::Panicked => ("guest", "panic", "event", "panic"),

@@ -19,7 +19,8 @@ impl RateLimitGroups {
         Self(groups.iter().map(|group| (group.id.clone(), limiter(group.rate_limiter_config))).collect())
     }
 
-    /// Returns a limiter for the disk's own limits, or the limiter that its group shares.
+    /// Returns a new limiter for the disk's own limits. If the disk has no limits of its own, returns the shared limiter of its group, if
+    /// any.
     pub(super) fn of_disk(&self, disk: &DiskConfig) -> Option<Arc<RateLimiter>> {
         let of_group = disk.rate_limit_group.as_ref().and_then(|name| self.0.get(name)).cloned();
         disk.rate_limiter_config.map(limiter).or(of_group)

@@ -28,8 +28,8 @@ use crate::kvm::{KvmVfioFiles, create_vfio_device};
 pub(super) const BUILDER: Builder =
     Builder { kind: &DeviceConfig::KIND, roles: &[vfio::NOTICES_ROLE], counters: Vec::new, build };
 
-/// Host IOMMU address space, shared by all devices that are not behind the virtio-iommu. It is closed together with the last of these
-/// devices.
+/// Host IOMMU address space, shared by all devices that are not behind the virtio-iommu. Dropping the last of these devices closes the
+/// address space.
 struct RamSpace {
     /// Mapping of RAM for the devices. Dropping the mapping unmaps and unpins RAM.
     ram: GuestRamMapping,
@@ -45,7 +45,7 @@ pub(super) struct HostDevices {
     iommufd: bool,
     /// Host IOMMU, opened together with the first device.
     host: Option<HostIommu>,
-    /// Address space for devices that are not behind the virtio-iommu, as long as a device uses this space.
+    /// Address space for devices that are not behind the virtio-iommu. It exists only while a device uses it.
     ram: Weak<RamSpace>,
     /// All devices that were opened. Some of them may be closed by now.
     opened: Vec<Weak<VfioPciDevice>>,

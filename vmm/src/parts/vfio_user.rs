@@ -71,7 +71,8 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
             server.share_ram()?;
         }
         let id = name(config);
-        // The BARs of a vfio-user device are never mapped into the guest, so other devices cannot access them by DMA.
+        // A vfio-user device does not use `context.bars`, because its BARs are never mapped into the guest. So other devices cannot access
+        // these BARs by DMA.
         let function = server.function(id, &*context.msi, context.bars.clone())?;
         let mapper = config.iommu.then(|| Box::new(server.mapper()) as Box<_>);
         let part = UserDevice {

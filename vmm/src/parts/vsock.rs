@@ -28,15 +28,16 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     })
 }
 
-/// Returns the maximum number of connections. Even if a guest opens all of them, enough descriptors are left for everything else.
+/// Returns the maximum number of connections. Even if the guest opens this many connections, the rest of the process has enough
+/// descriptors.
 fn connections() -> usize {
     let limit = getrlimit(Resource::Nofile).current.map(|current| usize::try_from(current).unwrap_or(usize::MAX));
     fitting(limit.unwrap_or(usize::MAX))
 }
 
 /// Returns the maximum number of connections if the process may open `descriptors` descriptors. [`MOST_CLIENTS`] descriptors are reserved
-/// for clients that are not connected to the guest yet. Of the remaining descriptors, [`OTHER_DESCRIPTORS`], but at most half, are reserved
-/// for the rest of the VM. The result is the number of unreserved descriptors, but at most [`MOST_CONNECTIONS`].
+/// for clients that are not connected to the guest yet. [`OTHER_DESCRIPTORS`] further descriptors are reserved for the rest of the VM, but
+/// at most half of the remaining descriptors. The result is the number of unreserved descriptors, but at most [`MOST_CONNECTIONS`].
 fn fitting(descriptors: usize) -> usize {
     let without_clients = descriptors.saturating_sub(MOST_CLIENTS);
     let rest = without_clients.saturating_sub(OTHER_DESCRIPTORS);

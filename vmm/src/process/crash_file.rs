@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! File for crash reports. It is created when the process starts, and removed when the process ends without a report.
+//! File for crash reports. Carom creates the file at its start, and removes the file at its end if no report was written.
 
 use std::fs::{self, File};
 use std::io;

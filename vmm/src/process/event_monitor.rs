@@ -38,7 +38,7 @@ pub struct EventMonitor {
 /// Allowance for events that the guest causes: a token bucket, which refills with time.
 struct Allowance {
     events: u32,
-    /// Time up to which the bucket was refilled.
+    /// Time of the last refill. The time since then counts towards the next token.
     filled: Instant,
 }
 
@@ -137,8 +137,8 @@ impl EventMonitor {
         self.queue.as_ref().map_or(0, |queue| queue.lost())
     }
 
-    /// Writes an event that a guest can cause as often as it likes. A guest may cause a burst of 64 events, and then 8 events per
-    /// second. Further events are lost. So the guest can neither fill the host's disk nor crowd out other events.
+    /// Writes an event that a guest can cause at any rate. A guest may cause a burst of 64 events, and then 8 events per second. Further
+    /// events are lost. So the guest can neither fill the host's disk nor crowd out other events.
     pub fn event_of_guest<P: Serialize>(&self, source: &str, event: &str, properties: Option<P>) {
         let Some(queue) = &self.queue else { return };
         if self.allowance.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now()) {
@@ -236,7 +236,8 @@ mod tests {
         let refused = monitor.lost();
         assert!((700..SENT).contains(&refused), "{refused}");
 
-        // The reader continues. The reader gets the queued events and then the number of lost events, although no further event follows.
+        // The reader now reads the queued events, and then the number of lost events. No further event is needed for the report of this
+        // number.
         let mut lines =
             BufReader::new(reader).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
         let (mut seen, mut lost) = (0, 0);

@@ -21,7 +21,7 @@ const KVM_API_VERSION: i32 = 12;
 #[derive(Debug, Default)]
 pub struct InheritedFds(Vec<(i32, OwnedFd)>);
 
-/// Returns KVM from an inherited descriptor of `/dev/kvm`, if the process inherited such a descriptor.
+/// Returns KVM from a duplicate of an inherited descriptor of `/dev/kvm`, if the process inherited such a descriptor.
 ///
 /// # Errors
 /// The process cannot open more descriptors.
@@ -47,7 +47,7 @@ impl InheritedFds {
             // SAFETY: the descriptor is open, as was just checked, and above the three standard descriptors. The user hands the descriptor
             // over by naming it on the command line. This program has opened no descriptor yet, and no number is taken twice.
             let fd = unsafe { OwnedFd::from_raw_fd(*number) };
-            // With this flag, a program that this process executes does not inherit the descriptors. (This process executes no program.)
+            // Set close-on-exec as a precaution, although this process executes no other program.
             fcntl_setfd(&fd, FdFlags::CLOEXEC).map_err(|error| file_error(*field, *number, error.into()))?;
             Ok((*number, fd))
         };

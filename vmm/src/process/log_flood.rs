@@ -23,7 +23,7 @@ type Place = (Option<&'static str>, Option<u32>);
 /// Allowance of a place.
 struct Allowance {
     lines: u32,
-    /// Time up to which the allowance was refilled.
+    /// Time of the last refill. The time since then counts towards the next line.
     filled: Instant,
     left_out: u64,
 }
@@ -57,7 +57,7 @@ impl Allowance {
 /// Log that limits each place in the code to its allowance.
 pub struct LogFlood<L> {
     log: L,
-    /// The number of entries is limited, because a place has one entry, and the code has a fixed number of places.
+    /// Allowance of each place. The code has a fixed number of places, so the map cannot grow without limit.
     places: Mutex<HashMap<Place, Allowance>>,
 }
 

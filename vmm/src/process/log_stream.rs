@@ -42,8 +42,8 @@ fn dropped(count: u64) -> Vec<u8> {
 #[must_use]
 pub struct LastLines(());
 
-/// Queues all further output to standard error, including panic messages, for the thread that [`start_threads`] starts. Call it once,
-/// before [`devices::crash::leave_reports_in`].
+/// Queues all further output to standard error, including panic messages, for the thread that [`start_threads`] starts. Call this function
+/// once, before [`devices::crash::leave_reports_in`].
 ///
 /// # Errors
 /// The process cannot open more descriptors.
@@ -57,7 +57,7 @@ pub fn start() -> io::Result<LastLines> {
     Ok(LastLines(()))
 }
 
-/// Writes the log to `file` instead of standard error, through a queue. Call it once.
+/// Writes the log to `file` instead of standard error, through a queue. Call this function once.
 ///
 /// # Errors
 /// The log already has a file.
@@ -149,14 +149,15 @@ fn report_panic(panic: &PanicHookInfo<'_>) {
         BacktraceStatus::Captured => writeln!(text, "stack backtrace:\n{trace}"),
         _ => writeln!(text, "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace"),
     };
-    // If the writer threads have not started yet, write directly: this thread may be the one that starts them.
+    // If the writer threads have not started yet, write directly. The panicking thread may be the thread that was to start the writer
+    // threads.
     if !UNSTARTED.try_lock().is_ok_and(|threads| threads.is_empty()) {
         let _ = io::stderr().write_all(text.as_bytes());
         return;
     }
     let Some(queue) = STANDARD_ERROR.get() else { return };
     if queue.push_lines(text.as_bytes()) {
-        // A reader that reads nothing delays this thread only once.
+        // If the reader of the stream reads nothing, this call waits only after the first panic.
         let _ = queue.drain_once(PANIC_MESSAGE);
     }
 }

@@ -42,7 +42,7 @@ pub fn prepare() -> io::Result<()> {
 pub fn is_ignored(signal: c_int) -> bool {
     // SAFETY: Zeros are a valid action.
     let mut action: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
-    // SAFETY: No new action is given. The kernel writes the current action.
+    // SAFETY: The new action is null, so the action stays. The kernel writes the current action to `action`.
     let status = unsafe { sigaction(signal, ptr::null(), &mut action) };
     status == 0 && action.sa_sigaction == libc::SIG_IGN
 }

@@ -7,8 +7,8 @@
 //! CPU, and its slice must be shorter than the running thread's slice. Otherwise the waking thread may wait some milliseconds until the
 //! running thread's slice ends.
 //!
-//! A short slice needs no privilege. It does not increase the thread's share of the CPU, because each turn is shorter. Before Linux 6.12,
-//! the slice has no effect (`sched_attr::sched_runtime` of `SCHED_OTHER`, `kernel/sched/syscalls.c`).
+//! A short slice needs no privilege. It does not increase the thread's share of the CPU, because it also makes each turn of the thread
+//! shorter. Before Linux 6.12, the slice has no effect (`sched_attr::sched_runtime` of `SCHED_OTHER`, `kernel/sched/syscalls.c`).
 
 use std::{mem, ptr};
 
@@ -43,7 +43,7 @@ impl ShortSlice {
     }
 }
 
-/// Guard. Until it is dropped, the thread has the scheduler's default slice.
+/// Guard of a thread that has the scheduler's default slice. Dropping the guard gives the thread its short slice again.
 #[derive(Debug)]
 pub struct Ordinary(());
 
@@ -56,7 +56,7 @@ impl Drop for Ordinary {
 /// `SCHED_OTHER` in the type of `sched_attr::sched_policy`.
 const SCHED_OTHER: u32 = libc::SCHED_OTHER.cast_unsigned();
 
-/// Sets the slice of this thread, in ns, and changes nothing else of its scheduling. Returns the previous slice. Returns `None` if the
+/// Sets the slice of this thread, in ns, and keeps all other scheduling attributes. Returns the previous slice. Returns `None` if the
 /// thread has no slice, as in real-time scheduling, or if the kernel rejects a call.
 fn set_slice(slice: u64) -> Option<u64> {
     let mut attr = current()?;
@@ -79,7 +79,7 @@ fn current() -> Option<libc::sched_attr> {
     let size = u32::try_from(size_of::<libc::sched_attr>()).ok()?;
     // SAFETY: the structure has only numbers, for which 0 is a valid value.
     let mut attr: libc::sched_attr = unsafe { mem::zeroed() };
-    // SAFETY: 0 is the calling thread. The kernel writes at most `size` bytes to `attr`, which is the size of `attr`.
+    // SAFETY: 0 is the calling thread. `size` is the size of `attr`, and the kernel writes at most `size` bytes to `attr`.
     let status = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) };
     (status == 0).then_some(attr)
 }

@@ -100,7 +100,7 @@ pub(super) fn use_queue(file: BorrowedFd<'_>, used: bool) -> io::Result<()> {
     request.call(file, libc::TUNSETQUEUE)
 }
 
-/// Returns the flags of an interface. `socket` may be any socket. This is true for all functions below, except [`set_address_v6`].
+/// Returns the flags of an interface. In this function and in all functions below except [`set_address_v6`], `socket` may be any socket.
 pub(super) fn flags(socket: BorrowedFd<'_>, name: &str) -> io::Result<u16> {
     let mut request = Request::new(name)?;
     request.call(socket, libc::SIOCGIFFLAGS)?;

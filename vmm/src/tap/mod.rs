@@ -173,7 +173,7 @@ impl Tap {
         Self::of(files, mtu)
     }
 
-    /// Opens a macvtap interface, and sets its Ethernet address to the guest's.
+    /// Opens a macvtap interface, and gives it the Ethernet address of the guest's device.
     fn open_macvtap(
         socket: BorrowedFd<'_>,
         name: &str,
@@ -201,7 +201,7 @@ impl Tap {
         Self::of(files, mtu)
     }
 
-    /// Uses an interface that a client or the parent process opened, with a file for each pair of queues.
+    /// Creates a [`Tap`] for an interface that a client or the parent process opened. Each of `files` is one pair of queues.
     ///
     /// # Errors
     /// A file does not belong to a suitable tap interface, or the files belong to several interfaces.

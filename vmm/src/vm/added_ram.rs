@@ -61,8 +61,8 @@ fn show(
 }
 
 /// Adds a piece to RAM, and gives the guest and the devices access to the piece. `give` passes the piece to the devices, which may reject
-/// it. After a failure, `take` removes the piece from the devices. If `take` returns `false`, the host keeps a mapping of the piece, and
-/// the pages of the piece stay allocated. Otherwise nothing has changed after an error.
+/// it. After a failure, `take` removes the piece from the devices. `take` returns `false` if the host keeps a mapping of the piece. In this
+/// case, the pages of the piece stay allocated. Otherwise the pages are freed.
 fn add_to(
     ram: &Ram,
     config: &MemoryConfig,
@@ -71,8 +71,8 @@ fn add_to(
     give: impl FnOnce(&RamRegion) -> Result<(), VmError>,
     take: impl FnOnce(&RamRegion) -> bool,
 ) -> Result<(), VmError> {
-    // Add the piece to RAM first, because devices look up the piece by its address. They do so when they receive the piece, or when a
-    // driver starts them at the same time.
+    // Add the piece to RAM first, because devices look up the piece by its address. A device looks up the piece when it receives the piece,
+    // or when a driver starts the device meanwhile.
     let region = memory::add(ram, config, piece.gpa, piece.len)?;
     show(region, slots, give).inspect_err(|_| {
         // Withdraw the piece first, so that no device finds it any more. Then take it from the devices, and free its pages.
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(room_of(2 * GIB), room_of(GIB));
     }
 
-    /// Memory slots by number, with address and length. If `full`, no slot is available.
+    /// Memory slots by number, with address and length. If `full` is set, no slot is available.
     #[derive(Default)]
     struct Slots {
         used: Mutex<BTreeMap<u32, (u64, usize)>>,
@@ -183,7 +183,7 @@ mod tests {
 
     const START: u64 = 4 * GIB;
 
-    /// Adds `mib` MiB. The devices access the piece, and then reject it if `refused`.
+    /// Adds `mib` MiB. The devices access the piece, and then reject it if `refused` is set.
     fn add(ram: &Ram, config: &MemoryConfig, slots: &Slots, mib: u64, refused: bool) -> Result<(), VmError> {
         let piece = MemoryDevice { gpa: START, len: mib * MIB };
         let give = |region: &RamRegion| {

@@ -115,8 +115,8 @@ impl Base {
         })
     }
 
-    /// Creates the base with the fields that new and saved VMs have in common. `memory` is called after the files of the payload were
-    /// opened.
+    /// Creates the base with the fields that new and saved VMs have in common. First opens the files of the payload, then calls `memory` to
+    /// create RAM.
     fn new(
         config: &VmConfig,
         host: Host,

@@ -22,7 +22,7 @@ pub(super) struct Contents {
     pub(super) payload: Payload,
     pub(super) tables: acpi::TableConfig,
     pub(super) smbios: smbios::Tables,
-    /// VM Generation ID, if the guest has one. The ID is the same at each boot.
+    /// VM Generation ID, if the guest has one. A reboot does not change the ID.
     pub(super) generation_id: Option<GenerationId>,
 }
 
@@ -36,9 +36,8 @@ impl Contents {
     }
 }
 
-/// Thread that loads the contents while KVM creates the VM. Loading takes about as long as KVM's work, because KVM waits for other
-/// CPUs. Dropping this value waits for the thread, because a client may retry a failed boot with the same files and the same shared
-/// memory.
+/// Thread that loads the contents while KVM creates the VM. KVM's work takes about as long as loading, because KVM waits for other CPUs.
+/// Dropping this value waits for the thread, because a client may retry a failed boot with the same files and the same shared memory.
 pub(super) struct Loading {
     outcome: Receiver<Result<Entry, VmError>>,
     thread: Option<JoinHandle<()>>,

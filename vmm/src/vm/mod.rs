@@ -118,13 +118,13 @@ impl Machine for Vm {
         for vcpu in self.processors.iter() {
             vcpu.with_fd(registers::set_mtrr_write_back)?;
         }
-        // All other processors wait until the boot processor starts them.
+        // Only the boot processor needs an entry point, because all other processors wait until the boot processor starts them.
         if let Some(boot_processor) = self.processors.iter().next() {
             boot_processor.with_fd(|fd| registers::set_entry(fd, entry))?;
         }
         self.clock = None;
         if run {
-            // The VM may have been paused when it was reset.
+            // Resume the devices too, because the VM may have been paused when it was reset.
             self.pci.resume();
             self.processors.iter().for_each(Vcpu::resume);
         }

@@ -84,7 +84,7 @@ impl Processors {
         for (number, cpuid) in cpuids {
             processors.run(number, Made::new(kvm, number, cpuid)?)?;
         }
-        // Wait only after all threads were started, so that they start at the same time.
+        // Wait only after all threads were started, so that the threads start in parallel.
         processors.present.values().for_each(|processor| processor.vcpu.wait_started());
         Ok(processors)
     }
@@ -208,7 +208,7 @@ impl Vm {
         let has = self.processors.numbers();
         let missing: Vec<u32> = (0..count).filter(|number| !has.contains(number)).collect();
         let brought = missing.iter().try_for_each(|number| self.processors.bring(&self.kvm, *number));
-        // A resumed vCPU waits until the guest starts it. The guest is notified only afterwards.
+        // Resume the new vCPUs before the guest is notified of them. A resumed vCPU waits until the guest starts it.
         if run && brought.is_ok() {
             self.processors.iter().filter(|vcpu| missing.contains(&vcpu.id())).for_each(Vcpu::resume);
         }

@@ -74,7 +74,7 @@ impl Vm {
         self.processors.follow(counter);
         self.pci.restore(&state.functions)?;
         if let Some(iommu) = self.parts.iommu() {
-            // All device memory is mapped into the guest by now.
+            // Restore the mappings of device memory only now, when all device memory is mapped into the guest again.
             let restored = iommu.restore_device_memory();
             restored.map_err(|error| StateError::rule(IommuBounceConfig::ID, error.to_string()))?;
         }
@@ -140,7 +140,7 @@ impl Vm {
     }
 }
 
-/// Writes the contents of all bounce windows to `sink`. Returns their chunks with the offsets.
+/// Writes the contents of all bounce windows to `sink`. Returns the chunks with their offsets in the saved memory contents.
 fn write_windows(iommu: &IommuHandle, sink: &mut dyn StateSink) -> Result<Vec<ChunkRange>, VmStateError> {
     let mut written = Vec::new();
     for index in iommu.window_chunks() {

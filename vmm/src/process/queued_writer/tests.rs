@@ -17,7 +17,7 @@ const LIMIT: u64 = 16 << 10;
 const TIMEOUT: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_secs(20);
 
-/// Clock that stands still, so that a waiting caller waits until something changes.
+/// Clock that never advances, so that waits do not time out.
 struct Frozen(Instant);
 
 impl Clock for Frozen {
@@ -30,7 +30,7 @@ impl Clock for Frozen {
     }
 }
 
-/// Clock that each wait advances by the full limit of the wait. With a gate, each wait also lets one write complete.
+/// Clock that advances only during waits: each wait takes its full limit. With a gate, each wait also lets one write complete.
 struct Hasty {
     gate: Option<Gate>,
     start: Instant,
@@ -64,7 +64,7 @@ struct Taken {
     bytes: Vec<u8>,
     /// Number of writes that may complete.
     allowed: u64,
-    /// True if a write waits.
+    /// True while a write waits for the test.
     waits: bool,
 }
 
