@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests snapshots of a real `carom` process with a small guest to which RAM can be added. Some tests add RAM before the snapshot.
+//! Tests snapshots of a VM to which RAM can be added, in a real `carom` process with a small guest. Some tests add RAM before the snapshot.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 

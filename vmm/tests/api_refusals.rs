@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests the API's answers if an operation of the host fails, and if too many calls wait. The server and the control thread are real. The
-//! VM has no guest, and its operations fail or last as long as a test wants.
+//! Tests the API's answers if a host operation fails, and if too many calls wait. The server and the control thread are real. The VM has no
+//! guest, and its operations fail or last as long as a test wants.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

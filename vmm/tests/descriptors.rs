@@ -217,7 +217,7 @@ fn wrong_descriptor_for_an_option_is_refused_naming_both() {
         let number = given.pass(&fd).to_string();
         let named = |text: &str| text.replace("fd=N", &format!("fd={number}")).replace("/N", &format!("/{number}"));
         let shared = ["--kernel", &kernel, "--memory", "size=64M,shared=on", "--serial", "null"];
-        // `--serial` must not occur twice, because this would be an error of its own.
+        // `--serial` must not occur twice, because this would be another error.
         let shared = if options.contains("--serial") { &shared[..4] } else { &shared[..] };
         let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
         let output = command.args(shared).args(named(options).split(' ')).stdin(Stdio::null()).output().unwrap();

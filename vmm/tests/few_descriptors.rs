@@ -22,7 +22,7 @@ use tiny_guest::elf;
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
 
-/// Returns the log of a VM with windows of 512 MiB under this descriptor limit. Returns `None` without KVM.
+/// Boots a VM with windows of 512 MiB under this descriptor limit. Returns the log. Returns `None` without KVM.
 fn log_within(limit: u64) -> Option<String> {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -25,7 +25,7 @@ use disk_guest::{IN, OUT, SECTOR, driver};
 use program::{Carom, call, put, start, wait_until};
 use tiny_guest::elf;
 
-/// Limit in bytes.
+/// Maximum size of a file in most tests, in bytes.
 const LIMIT: u64 = 4096;
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
@@ -156,7 +156,7 @@ fn make_qcow2(path: &Path) -> u64 {
     // entries.
     [3u32, 0, 0, 0, 16, 0, 1 << 20, 0, 1].iter().for_each(|word| header.extend(word.to_be_bytes()));
     [3 * CLUSTER, CLUSTER].iter().for_each(|place| header.extend(place.to_be_bytes()));
-    // More header fields: number of clusters of the reference table, no snapshots, no features, 16-bit reference counts, length of the
+    // More header fields: number of clusters of the refcount table, no snapshots, no features, 16-bit reference counts, length of the
     // header in bytes.
     [1u32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 104].iter().for_each(|word| header.extend(word.to_be_bytes()));
     file.write_all_at(&header, 0).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests the VM Generation ID in a real `carom` process. The VM of the guest (`generation_guest/guest.c`) is saved and restored.
+//! Tests the VM Generation ID in a real `carom` process. The tests save and restore a VM with the guest `generation_guest/guest.c`.
 //!
 //! Without access to `/dev/kvm` or without a compiler, these tests do nothing.
 
@@ -139,7 +139,7 @@ fn snapshot_without_the_device_is_restored_without_it() {
     let Some(guest) = Guest::start(&[]) else { return };
     let (id, _) = guest.sees("the guest runs", |_| true);
     guest.save();
-    // Earlier versions wrote neither field.
+    // Imitate a snapshot of an earlier version, which had neither field.
     let remove = |value: &mut Value, name: &str| assert!(value.as_object_mut().unwrap().remove(name).is_some());
     guest.change("state.json", |state| remove(state, "generation_id"));
     guest.change("config.json", |config| remove(&mut config["platform"], "vmgenid"));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests failing host calls. A real `carom` process builds a VM whose guest prints a letter and powers off. In each run, a different kernel
-//! call fails. Either the VM works, or the program ends with one line that says what failed, and leaves no files behind.
+//! Tests a real `carom` process whose calls to the host's kernel fail. The process builds a VM whose guest prints a letter and powers off.
+//! In each run, a different call fails. Either the VM works, or the program ends with one line that says what failed, and leaves no files
+//! behind.
 //!
 //! strace makes calls fail by changing the number of a call before the kernel sees it. A system call filter would see the changed number,
 //! so filters are off. A run takes a quarter of a second, and some 280 runs are possible. By default, the test makes every ninth run.
@@ -58,8 +59,8 @@ fn can_be_tested() -> bool {
     true
 }
 
-/// Returns how often the program makes a call before it begins its work. The function counts the calls of a run that only prints the
-/// version.
+/// Returns the number of times that the program makes `call` before it begins its work. The function counts the calls of a run that only
+/// prints the version.
 fn before_it_begins(dir: &Path, call: &str) -> usize {
     let trace = dir.join("trace");
     let status = Command::new("strace")
@@ -72,7 +73,7 @@ fn before_it_begins(dir: &Path, call: &str) -> usize {
     fs::read_to_string(trace).unwrap().lines().filter(|line| line.contains(&format!("{call}("))).count()
 }
 
-/// Result of a run: exit status, standard error, and true if a call failed.
+/// Result of a run: exit status, standard error, and true if strace made a call fail.
 struct Run {
     status: Option<i32>,
     said: String,

@@ -9,8 +9,8 @@
 //! this test with the rig's devices (`tests/integration/tests/guest/hostile_guest.rs`).
 //!
 //! In a third run of the guest, strace makes calls to the host's kernel fail. `CAROM_HOSTILE_FAULTS` is a comma-separated list of other
-//! seeds for this run. With each of these seeds, one kind of call fails for some 4 s, then the next kind. With host devices, calls fail
-//! only if this variable is set.
+//! seeds for this run. With each of these seeds, one kind of call fails for 2 s, then the next kind. With host devices, calls fail only if
+//! this variable is set.
 //!
 //! With AddressSanitizer (`scripts/test sanitizers`), the program's system calls are not filtered, because reports need further calls.
 
@@ -39,7 +39,7 @@ use program::{call, command, has_kvm, start_by, wait_until};
 
 const SEEDS: &str = "1,2";
 const SECONDS: u64 = 12;
-/// Maximum time of an operation or of a query. It is long enough for a busy machine, and ends a hanging test.
+/// Maximum time of an operation or of a query. The limit is long enough for a busy machine, and ends a hanging test.
 const OPERATION: Duration = Duration::from_secs(60);
 /// Maximum numbers of the program's descriptors, threads and mappings, and maximum resident memory. The guest has 64 MiB of RAM.
 const DESCRIPTORS: usize = 150;
@@ -47,12 +47,12 @@ const DESCRIPTORS: usize = 150;
 const DESCRIPTORS_OF_A_DEVICE: usize = 80;
 const THREADS: usize = 60;
 const MAPPINGS: usize = 1000;
-/// AddressSanitizer keeps back 256 MiB of freed memory, and uses an eighth of all memory for its records.
+/// AddressSanitizer delays the reuse of 256 MiB of freed memory, and needs records of one eighth of the size of all memory.
 const RESIDENT_KIB: u64 = if cfg!(careful) { 768 << 10 } else { 320 << 10 };
 /// Budget of the windows in `--iommu-bounce`, and size of a chunk.
 const WINDOWS: u64 = 8 << 20;
 const CHUNK: u64 = 2 << 20;
-/// Maximum bytes that the log grows per minute. The same maximum applies to the events.
+/// Maximum growth of the log in bytes per minute. The same maximum applies to the events.
 const WRITTEN: u64 = 1 << 20;
 /// A guest that did not reset itself pauses at its start (see `guest.c`). The pause lasts 2 to the power of `QUIET` cycles. On an
 /// emulated machine the pause is longer, because the test needs longer to stop the guest.
@@ -60,12 +60,13 @@ const QUIET: u32 = 32;
 const QUIET_EMULATED: u32 = 33;
 /// Cycles of the fastest CPU in a nanosecond.
 const CYCLES: u64 = 6;
-/// Maximum wait until the guest's output is in the file.
+/// Maximum time until the guest's output is in the file of the serial port.
 const SAID: Duration = Duration::from_secs(1);
 
 /// Seed of the guest that acts while host calls fail.
 const FAULTY_SEED: u32 = 3;
-/// Faults: a call, its error, and the interval between two calls that fail. The `ioctl` calls include `KVM_RUN`, which enters the guest.
+/// Faults. Each fault has a call, an error and a number N: every N-th call fails with this error. The `ioctl` calls include `KVM_RUN`,
+/// which enters the guest.
 const FAULTS: &[(&str, &str, u32)] = &[
     ("mmap", "ENOMEM", 3),
     ("madvise", "ENOMEM", 2),
@@ -154,8 +155,8 @@ impl Carom {
         call(self.dir.path(), method, name, None)
     }
 
-    /// Makes a call that must finish in time. If the guest has ended, the call may fail. In this case,
-    /// boots the guest again and returns false.
+    /// Makes a call that must finish in time. The call fails if the VM was shut down meanwhile. In this case, boots the VM again and
+    /// returns false.
     fn put(&self, name: &str) -> bool {
         let start = Instant::now();
         let (status, answer) = self.call("PUT", name);
@@ -189,7 +190,8 @@ impl Carom {
         }
     }
 
-    /// Reboots the guest, and checks the state before the guest begins again. Returns true if the state could be checked.
+    /// Reboots the guest, and checks the counters and the pinned memory before the guest acts again. Returns true if this check was
+    /// possible.
     fn check_reset(&self) -> bool {
         let asked = Instant::now();
         if !self.put("vm.reboot") {
@@ -233,7 +235,7 @@ impl Carom {
         fs::read_to_string(self.path("serial")).unwrap_or_default()
     }
 
-    /// True if the guest has done its work.
+    /// True if the guest has begun at least two lives, and at least one MAP request has succeeded.
     fn has_acted(&self) -> bool {
         self.serial().matches('L').count() > 1 && self.total("requests_map") > self.total("failed_map")
     }
@@ -292,7 +294,8 @@ fn try_put(socket: &Path, name: &str) {
     let _ = stream.read_to_end(&mut Vec::new());
 }
 
-/// Makes calls fail while a guest acts, resets itself and is stopped. The program survives, or ends with a line that gives the reason.
+/// Makes calls fail while a guest acts, resets itself, and is paused and resumed. The program survives, or ends with a line that gives the
+/// reason.
 fn attack_with_faults(seed: u32, faults: &[(&str, &str, u32)]) -> Option<()> {
     // strace changes the number of a call that it makes fail, and a filter would see the changed number.
     let mut carom = Carom::start(seed, &["--seccomp", "false"])?;

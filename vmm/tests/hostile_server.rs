@@ -246,7 +246,7 @@ fn serve(socket: &UnixStream, manner: Manner, seen: &Arc<Seen>) -> Option<()> {
     }
 }
 
-/// Returns code that makes the first devices bus masters and turns their MSI-X on and off for ever, through configuration ports.
+/// Returns code that makes the devices in slots 1 to 3 bus masters and turns their MSI-X on and off for ever, through configuration ports.
 fn toggle() -> Vec<u8> {
     let mut code = Vec::new();
     for (register, value) in [(4, 6), (0x40, 0x8000_0000u32), (0x40, 0)] {
@@ -342,7 +342,7 @@ fn server_that_makes_events_block_delays_no_reset() {
 
 #[test]
 fn server_that_takes_vectors_one_by_one_delays_nothing() {
-    // Without a time limit, the vectors would take more than [`OPERATION`].
+    // The server accepts one vector a message. Without Carom's time limit, sending all vectors would take twice [`OPERATION`].
     hold_up(Manner { descriptors: 1, irqs_after: OPERATION / 1024, ..PROMPT });
 }
 
@@ -369,7 +369,7 @@ fn server_that_reads_answers_slowly_delays_nothing() {
 #[test]
 fn server_that_writes_while_its_device_is_reset_is_refused() {
     if let Some(seen) = hold_up(Manner { asks: Asks::WhileReset, ..PROMPT }) {
-        // Each of two VMs resets the device at its start, and one VM is restarted twice.
+        // Both boots and both reboots of the VM reset the device.
         let [refused, done] = [&seen.refused, &seen.done].map(|count| count.load(Ordering::Relaxed));
         assert!(refused >= 4 && done == 0, "{refused} writes refused, and {done} done");
     }

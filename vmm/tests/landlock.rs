@@ -203,7 +203,7 @@ fn boot_works_once_its_missing_file_exists() {
             let text = refused(dir, "vm.boot", None);
             let expected = format!("{named}: {}: No such file or directory (os error 2)", dir.join(name).display());
             assert_eq!(text, expected, "{name}");
-            // The failed boot has not created the console file either.
+            // The failed boot has not created the console file.
             assert!(!dir.join("console").exists(), "{name}");
 
             match name {
@@ -340,7 +340,7 @@ fn snapshot_names_no_file_beyond_the_command_line() {
         assert!(status == 400 && text.starts_with(&expected), "{field}: {status} {answer}");
         assert!(!new.exists(), "{field}");
     }
-    // The same limits apply to a client's VM.
+    // The same limits apply to a VM that a client creates.
     let client = json!({"payload": {"kernel": dir.join("allowed/kernel")}, "disks": [image(&outside)]});
     put(dir, "vm.create", Some(&client));
     let text = refused(dir, "vm.boot", None);
@@ -378,7 +378,7 @@ fn snapshot_whose_ram_links_beyond_the_limits_is_refused() {
     assert_eq!((status, answer), (400, json!([expected])));
     drop(carom);
 
-    // A link within the limits is followed. Without limits, any link is followed.
+    // Without limits, any link is followed. With limits, a link to an allowed file is followed.
     let carom = start(dir, &[]);
     assert_eq!(restore(dir, &config), (204, Value::Null));
     drop(carom);

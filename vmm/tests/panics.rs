@@ -32,7 +32,7 @@ impl Drop for PanicsAgain {
     }
 }
 
-/// Not a test by itself: the other tests start it as a process. Without [`HOW`], it does nothing.
+/// Not a test by itself: the other tests start a process that runs only this function. Without [`HOW`], the function does nothing.
 #[test]
 fn process_that_panics() {
     let Ok(how) = std::env::var(HOW) else { return };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Pauses a real `carom` process repeatedly: by `vm.pause`, `vm.nmi`, a snapshot and restore, a reset, and vCPU hotplug. Its guest
-//! (`paused_guest/guest.c`) checks everything that it reads from devices.
+//! Pauses the vCPUs of a real `carom` process repeatedly: by `vm.pause`, `vm.nmi`, a snapshot and restore, a reset, and vCPU hotplug. The
+//! guest (`paused_guest/guest.c`) checks all data that it reads from devices.
 //!
 //! `CAROM_PAUSES` is the number of pauses in each test. Without access to `/dev/kvm` or without a compiler, these tests do nothing.
 
@@ -153,7 +153,7 @@ impl Guest {
         self.put("vm.restore", Some(&json!({"source_url": url, "resume": true})));
     }
 
-    /// Resets the guest and waits until it can take an NMI.
+    /// Resets the guest and waits until the guest can handle an NMI.
     fn reboot(&self) {
         self.put("vm.reboot", None);
         self.wait_for_round(self.rounds().len());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests that a real `carom` process releases the host's files, sockets and interfaces. It must release them when it ends in any way. It
-//! must release a VM's files before it answers `vm.shutdown`, and a disk's files when it removes the disk.
+//! Tests that a real `carom` process releases the host's files, sockets and interfaces. The process must release them whenever it ends,
+//! even if it is killed. It must also release a VM's files before it answers `vm.shutdown`, and a disk's files when it removes the disk.
 //!
 //! The guest (`busy_disk_guest/guest.c`) keeps writing to its disk. `CAROM_KILLS` is the number of times that the process is killed, 2
 //! by default. Without access to `/dev/kvm` or without a compiler, these tests do nothing.
@@ -41,7 +41,7 @@ const IMAGE_BYTES: u64 = 1 << 20;
 /// could keep a file in use.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Directory with the guest.
+/// Directory with the guest and the disk image.
 struct Site {
     dir: tempfile::TempDir,
     _alone: MutexGuard<'static, ()>,
@@ -99,7 +99,7 @@ struct Carom {
 }
 
 impl Carom {
-    /// Fails with the process's standard error if the process has ended.
+    /// Panics with the process's standard error if the process has ended.
     fn check(&mut self) {
         if let Some(status) = self.process.0.try_wait().unwrap() {
             let mut said = String::new();
@@ -156,7 +156,7 @@ fn kills() -> u32 {
     env::var("CAROM_KILLS").map_or(2, |count| count.parse().unwrap())
 }
 
-/// Returns the options of disks: with the page cache, and with direct I/O if the file system supports it.
+/// Returns the options of each tested disk: none for the page cache, and `direct=on` if the file system supports direct I/O.
 fn ways(image: &Path) -> Vec<&'static str> {
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(image);
     if direct.is_ok() { vec!["", ",direct=on"] } else { vec![""] }

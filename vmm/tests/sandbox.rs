@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests each thread role, restricted to its system calls, in a separate process.
+//! Tests the system call filter of each thread role in a separate process.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -50,7 +50,7 @@ fn command(role: &str, mode: &str, work: &str) -> Command {
     command
 }
 
-/// Not a test by itself: the other tests start it as a process and pass its task in variables.
+/// Not a test by itself: the other tests start a process that runs only this function, and describe its task in environment variables.
 #[test]
 fn process_with_a_thread_of_a_role() {
     let Ok(mode) = std::env::var(MODE) else { return };
@@ -113,7 +113,7 @@ fn forbidden() {
     eprintln!("it was: {:?}", rustix::process::setsid());
 }
 
-/// Makes calls that have effects outside the process, and prints their results.
+/// Makes the calls of [`foreign_calls`], and prints their results.
 fn foreign() {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<i32>().unwrap());
     let mut calls = foreign_calls::all(number(OTHER).unwrap());

@@ -34,7 +34,7 @@ const WRITE_FOR_EVER: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'A', 0xee, 0xeb, 
 /// Number of bytes that [`write_and_power_off`] writes: more than a small pipe and all queues hold.
 const LEN: u32 = 100_000;
 
-/// Returns code that writes the lowest bytes of the numbers from [`LEN`] down to 1, and powers off.
+/// Returns code that writes the lowest byte of each number from [`LEN`] down to 1, and powers off.
 fn write_and_power_off() -> Vec<u8> {
     // mov dx, 0x3f8; mov ecx, LEN
     let mut code = vec![0x66, 0xba, 0xf8, 0x03, 0xb9];
@@ -70,7 +70,7 @@ impl Carom {
         Some(Self { process: program::Carom(child), dir })
     }
 
-    /// Returns the serial port in `vm.info`, once the VM runs.
+    /// Waits until the VM runs. Returns the configuration of the serial port from `vm.info`.
     fn serial(&self) -> serde_json::Value {
         let mut info = serde_json::Value::Null;
         wait_until("the VM runs", || {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Sends signals whose default action ends a process to a real `carom` process.
+//! Sends a real `carom` process the signals that end a process by default.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 
@@ -49,12 +49,12 @@ const OTHERS: [i32; 10] = [
 ];
 
 fn send(carom: &Carom, signal: i32) {
-    // Real-time signals have only numbers.
+    // Name the signal by its number, because real-time signals have no names.
     let status = Command::new("sh").args(["-c", &format!("kill -{signal} {}", carom.0.id())]).status().unwrap();
     assert!(status.success(), "{signal}");
 }
 
-/// Returns a set of signals from the process's `status` file in `/proc`.
+/// Returns the set of signals in the line `name` of the process's `status` file in `/proc`.
 fn mask(carom: &Carom, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", carom.0.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
@@ -112,8 +112,8 @@ fn ending_signals_end_the_process_cleanly() {
 
 #[test]
 fn signals_of_failures_end_the_process_at_once() {
-    // Carom inherits ignored signals, so signals that this test ignores are skipped. For example, a
-    // shell's background jobs ignore SIGQUIT.
+    // Carom inherits ignored signals, so signals that this test process ignores are skipped. For example, a shell's background jobs ignore
+    // SIGQUIT.
     for signal in CORE.into_iter().filter(|signal| !is_ignored(*signal)) {
         let dir = tempfile::tempdir().unwrap();
         let Some(mut carom) = start(dir.path(), &[]) else { return };

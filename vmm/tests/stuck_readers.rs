@@ -189,7 +189,7 @@ fn full_console_file_delays_neither_clients_nor_the_end() {
     let lost = || call(dir, "GET", "vm.counters", None).1["_serial"]["lost_bytes"].as_u64().unwrap_or(0);
     wait_until("output is lost", || lost() > 0);
     (0..10).for_each(|_| ping(dir));
-    // The oldest output comes first.
+    // The reader gets the oldest bytes first: the bytes that filled the FIFO, then the guest's output.
     reader.read_exact(&mut vec![0; filled]).unwrap();
     let mut waited = [0; 4096];
     reader.read_exact(&mut waited).unwrap();

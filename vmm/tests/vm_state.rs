@@ -22,8 +22,8 @@ use vmm::process::event_monitor::EventMonitor;
 use vmm::vm::Vm;
 use vmm::vm_state::in_memory::InMemorySink;
 
-/// Repeatedly adds 1 to a byte of RAM and writes its low bits to the serial port, as a character from `0` to `o`. Between two
-/// characters, the code reads a port 1000 times, so that the writer of the serial port keeps up.
+/// Code that repeatedly adds 1 to a byte of RAM. After each addition, it writes the byte's low six bits to the serial port, as a character
+/// from `0` to `o`. Between two characters, the code reads a port 1000 times, so that the writer of the serial port keeps up.
 const COUNTER: &[u8] = &[
     0x66, 0xba, 0xf8, 0x03, // mov $0x3f8, %dx
     0xfe, 0x05, 0x00, 0x00, 0x30, 0x00, // 1: incb 0x300000

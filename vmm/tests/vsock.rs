@@ -66,7 +66,7 @@ fn socket_exists_as_long_as_its_device() {
         assert!(!socket.exists());
     }
 
-    // A VM boots without the device, and the device is hot-plugged later. The guest does not release devices, so a removal is complete only
+    // Boot the VM without the device, and hot-plug the device later. The guest does not release devices, so a removal is complete only
     // after a reset.
     put(dir, "vm.remove-device", Some(&json!({"id": "_vsock"})));
     put(dir, "vm.boot", None);

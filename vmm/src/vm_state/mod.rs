@@ -2,9 +2,9 @@
 
 //! State of a VM, independent of its storage: a snapshot directory, or memory of this process.
 //!
-//! A VM is saved to a [`StateSink`] and restored from a [`StateSource`]. Both have three parts: the configuration, [`VmState`], and the
-//! contents of the VM's memory. Ranges in [`VmState`] contain offsets into these contents. Code that depends on files, streams or the API
-//! does not belong here.
+//! A VM is saved to a [`StateSink`] and restored from a [`StateSource`]. A saved VM has three parts: the configuration, [`VmState`], and
+//! the contents of the VM's memory. Ranges in [`VmState`] contain offsets into these contents. Code that depends on files, streams or the
+//! API does not belong here.
 
 mod error;
 pub mod in_memory;

@@ -171,8 +171,8 @@ fn client_that_does_not_read_its_answers_is_cut_off() {
     let carom = Carom::start();
     let mut greedy = carom.connect();
     let start = Instant::now();
-    // The document is long, so the answers soon fill the kernel's buffer. Then the server reads no more requests, and they fill another
-    // buffer.
+    // The document is long, so the answers soon fill the kernel's buffer. Then the server reads no more requests, and further requests fill
+    // the buffer of the other direction.
     let request = b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n";
     greedy.set_write_timeout(Some(LIMIT * 2)).unwrap();
     let error = loop {

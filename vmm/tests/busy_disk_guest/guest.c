@@ -84,7 +84,7 @@ static uint32_t start(uint32_t slot)
 	virtio_begin(common, 1u << 9);
 	for (i = 0; i < 0x1000; i += 4)
 		MEM32(AVAILABLE + i) = MEM32(USED + i) = 0;
-	/* The guest needs no interrupts. */
+	/* VIRTQ_AVAIL_F_NO_INTERRUPT: the guest polls the used ring. */
 	MEM16(AVAILABLE) = 1;
 	for (i = 0; i < WRITES; i++) {
 		uint32_t parts[3][2] = { { HEADERS + 16 * i, 16 }, { DATA + BYTES * i, BYTES }, { STATUS + i, 1 } }, part;

@@ -93,7 +93,7 @@ static inline void say_hex(uint32_t v)
 		say("0123456789abcdef"[v >> shift & 15]);
 }
 
-/* Takes a byte that the test sent. Returns 0 if no byte has arrived. */
+/* Discards a byte that the test sent, and returns 1. Returns 0 if no byte has arrived. */
 static inline int heard(void)
 {
 	if (!(inb(SERIAL_STATUS) & 1))
@@ -136,8 +136,9 @@ static inline uint32_t slot_of(uint32_t id)
 }
 
 /*
- * Resets a virtio device through its common configuration. Accepts VIRTIO_F_VERSION_1, and `features` as the first 32 feature bits.
- * Accepts VIRTIO_F_ACCESS_PLATFORM if the device offers it, as behind the virtio-iommu.
+ * Resets a virtio device through its common configuration. Accepts VIRTIO_F_VERSION_1, and
+ * `features` as the first 32 feature bits. Accepts VIRTIO_F_ACCESS_PLATFORM if the device offers
+ * this feature, as devices behind the virtio-iommu do.
  */
 static inline void virtio_begin(uint32_t common, uint32_t features)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Builds guests in C and assembly without an operating system, with gcc.
+//! Builds guests without an operating system from C and assembly, with gcc.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use std::process::Command;
 
 use crate::tiny_guest::elf;
 
-/// Builds the guest whose `guest.c` is in `tests/NAME`, as a kernel in `dir`, with `macros` as `NAME=VALUE`. Returns `None` if there is no
-/// compiler.
+/// Builds the guest `tests/{name}/guest.c` as the file `kernel` in `dir`. Each of `macros` has the form `MACRO=VALUE`. Returns `None`
+/// without gcc.
 pub(crate) fn build(name: &str, macros: &[&str], dir: &Path) -> Option<PathBuf> {
     let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
     let flat = dir.join("guest.bin");

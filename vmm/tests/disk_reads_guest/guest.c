@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that repeatedly reads blocks of BLOCK bytes of a virtio disk and prints the time. The guest sends one request at a time,
- * then 64 requests at a time. It polls for completions, so that interrupts take no time. Each line has two hexadecimal numbers. The
- * first is the number of requests that are sent at a time. The second is the number of cycles of the time stamp counter for READS
- * requests.
+ * A guest that repeatedly reads blocks of BLOCK bytes from a virtio disk and prints the duration.
+ * The guest sends one request at a time, then 64 requests at a time. The guest polls for
+ * completions, so that interrupts take no time. Each line has two hexadecimal numbers. The first
+ * number is the number of requests that are sent at a time. The second number is the duration of
+ * READS requests in cycles of the time stamp counter.
  *
  * With a virtio-iommu, the guest maps the queue for the disk once, and the disk writes the data to a bounce window.
  */
@@ -156,7 +157,7 @@ void guest(uint32_t cpu, const uint32_t *info)
 	pci_write(slot, 4, 6);
 	common = pci_read(slot, 0x10) & ~15u;
 	virtio_begin(common, 0);
-	/* The guest needs no interrupts. */
+	/* VIRTQ_AVAIL_F_NO_INTERRUPT: the guest polls the used ring. */
 	MEM16(AVAILABLE) = 1;
 	for (i = 0; i < 64; i++) {
 		uint32_t at = TABLE + 48 * i;

@@ -9,11 +9,11 @@ use devices::sandbox::{Argument, COMMON, Call, REFUSED, ThreadRole};
 /// Calls by name and condition, with the roles that may make them.
 pub(crate) type Calls = BTreeMap<(String, String), BTreeSet<String>>;
 
-/// Word that means all roles in the page.
+/// Word in the page that means all roles.
 const EVERY: &str = "every";
 /// Words in the page that mark calls that fail.
 const FAILS: &str = "fails with `EACCES`";
-/// Word that means any arguments in the page.
+/// Word in the page that means any arguments.
 const ANY: &str = "any";
 
 /// Returns the calls that the filters allow.

@@ -101,7 +101,7 @@ pub(crate) fn all(other: pid_t) -> Vec<ForeignCall> {
         ForeignCall::new("migrate_pages of another", libc::SYS_migrate_pages, [other, 0, 0, 0]),
         ForeignCall::new("move_pages of another", libc::SYS_move_pages, [other, 0, 0, 0, 0, -1]),
         ForeignCall::new("prctl PR_SET_PTRACER", libc::SYS_prctl, [PR_SET_PTRACER, -2, 0, 0, 0]),
-        // Commands of `fcntl`.
+        // Commands of `fcntl`, and other calls with arguments that no thread needs.
         call("fcntl F_SETOWN", libc::SYS_fcntl, [NO_FILE, libc::F_SETOWN, other]),
         call("fcntl F_SETOWN_EX", libc::SYS_fcntl, [NO_FILE, 15, 0]),
         call("fcntl F_SETSIG", libc::SYS_fcntl, [NO_FILE, 10, libc::SIGKILL]),

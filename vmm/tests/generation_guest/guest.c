@@ -44,7 +44,10 @@ void guest(uint32_t cpu, const uint32_t *info)
 		for (i = 0; i < sizeof(id); i++)
 			id[i] = GENERATION_ID[i];
 		count = notices;
-		/* `interrupt` leaves interrupts masked. */
+		/*
+		 * Unmask interrupts in each round, because `interrupt` in entry.s returns with
+		 * interrupts masked.
+		 */
 		__asm__ volatile("sti");
 		for (i = 0; i < sizeof(id); i++)
 			say_byte(id[i]);

@@ -12,7 +12,7 @@ const REGISTERS: u32 = 0xf000_0000;
 pub(crate) struct Code(pub(crate) Vec<u8>);
 
 impl Code {
-    /// Appends `mov [address], value`, of `bytes` bytes.
+    /// Appends `mov [address], value` for a value of `bytes` bytes.
     pub(crate) fn store(mut self, address: u32, bytes: usize, value: u32) -> Self {
         let opcode: &[u8] = match bytes {
             1 => &[0xc6, 0x05],
@@ -25,7 +25,7 @@ impl Code {
         self
     }
 
-    /// Appends the set-up of the disk in slot 2, with rings at these addresses.
+    /// Appends code that sets up the disk in slot 2, with rings at these addresses.
     pub(crate) fn set_up_disk(mut self, rings: [u32; 3]) -> Self {
         // Disables decoding, writes BAR 0, and enables decoding and bus mastering.
         for (offset, value) in [(4, 0), (0x10, REGISTERS), (4, 6)] {
@@ -42,7 +42,7 @@ impl Code {
         self.store(REGISTERS + 28, 2, 1).store(REGISTERS + 20, 1, 15)
     }
 
-    /// Appends a notification of the disk.
+    /// Appends code that notifies the disk.
     pub(crate) fn notify_disk(self) -> Self {
         self.store(REGISTERS + 0x3000, 2, 0)
     }

@@ -7,19 +7,23 @@
  *  1. rings and descriptors that change while they are served,
  *  2. BARs, decoding and MSI-X,
  *  3. resets, bypass and ejection.
- * The actions of a vCPU depend on the seed on the command line, the number of the current life and the vCPU's number. So a seed
+ * A life of the guest is the time from its start to the next reset. The actions of a vCPU depend on
+ * the seed on the command line, the number of the current life and the vCPU's number. So a seed
  * repeats the same actions, as far as the timing of the vCPUs allows.
  *
- * A life lasts some seconds and ends with a reset by the guest itself, through ACPI's register or a triple fault. If the guest did
- * not end a life itself, the next life begins with a pause. During the pause, the test checks what the VMM has kept from the
- * previous life.
+ * A life lasts some seconds and ends with a reset by the guest itself, through ACPI's register or a
+ * triple fault. If the guest did not end a life itself, the next life begins with a pause. During
+ * the pause, the test checks what the VMM has kept from the previous life.
  */
 #include "guest.h"
 
 #define ACPI_RESET 0x602
 #define MAX_DEVICES 12
 #define MAX_QUEUES 4
-/* Memory of the queues: descriptors, available ring and used ring, a page each, and a page of indirect descriptors. */
+/*
+ * Memory of the queues. Each queue has four pages: descriptors, available ring, used ring, and
+ * indirect descriptors.
+ */
 #define RINGS 0x1000000u
 #define RING_SIZE 0x4000u
 #define BUFFERS 0x2000000u
@@ -292,14 +296,20 @@ static void rings(uint32_t cpu)
 			MEM16(at + 0x1004 + 2 * below(cpu, 256)) = below(cpu, 300);
 			break;
 		default:
-			/* Flips a bit of a descriptor, which may turn it into another descriptor. */
+			/*
+			 * Flips a bit of a descriptor. This may change the address, the length, the
+			 * flags or the next descriptor.
+			 */
 			MEM8(at + below(cpu, 4096)) ^= 1 << below(cpu, 8);
 		}
 	}
 	notify(d, below(cpu, MAX_QUEUES));
 }
 
-/* Sets up a drive as its driver does, but with queues at arbitrary IOVAs. So the drive interprets arbitrary bytes as commands. */
+/*
+ * Sets up an NVMe drive as its driver does, but with queues at arbitrary IOVAs. So the drive
+ * interprets arbitrary bytes as commands.
+ */
 static void drive(uint32_t cpu, uint32_t base)
 {
 	MEM32(base + 0x24) = 0x3f003f;
@@ -338,7 +348,10 @@ static void meddle(uint32_t cpu)
 		pci_write(slot, 0x40 + (below(cpu, 0xc0) & ~3u), rnd(cpu));
 		break;
 	case 4:
-		/* Restores the address of BAR 0, and turns decoding and bus mastering on. */
+		/*
+		 * Assigns the usual address of some host device to BAR 0, and turns decoding and
+		 * bus mastering on.
+		 */
 		pci_write(slot, 0x10, HOLE + below(cpu, passed_count) * PASSED_SIZE);
 		pci_write(slot, 0x14, 0);
 		pci_write(slot, 4, 7);
@@ -381,7 +394,10 @@ static void places(uint32_t cpu)
 		pci_write(d->slot, 4, 7);
 		break;
 	case 2:
-		/* Writes all ones, as if to read the size, and restores the value. */
+		/*
+		 * Writes all ones, as a driver does to read the BAR's size, and restores the BAR's
+		 * value.
+		 */
 		pci_write(d->slot, 0x10 + 4 * bar, ~0u);
 		pci_write(d->slot, 0x10 + 4 * bar, old);
 		break;

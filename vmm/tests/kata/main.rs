@@ -93,7 +93,7 @@ fn recorded_kata_requests_get_the_expected_answers() {
     vmm.wait();
 }
 
-/// Sends a request that the runtime or its client made. The answer must have this status and contain all of `says`.
+/// Sends a recorded request of the runtime or of its client. The answer must have this status and contain all of `says`.
 fn sends(vmm: &Vmm, request: &str, wanted: u16, says: &[&str]) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kata").join(request).with_extension("http");
     vmm.answers(&file, wanted, says);

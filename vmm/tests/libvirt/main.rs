@@ -130,13 +130,13 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // When its input ends, the first process of the namespace ends. All other processes of the namespace end with it.
+        // The first process of the namespace ends when its input ends. All other processes of the namespace end with the first process.
         drop(self.orders.take());
         let _ = self.child.wait();
     }
 }
 
-/// Not a test by itself: `emulator.sh` starts it as a process and passes its task in variables.
+/// Not a test by itself: `emulator.sh` starts a process that runs only this function, and configures the process by environment variables.
 #[test]
 fn recorder() {
     recorder::run();

@@ -26,7 +26,7 @@ const VMM: &str = "CAROM_LIBVIRT_VMM";
 /// Maximum number of descriptors with a message.
 const MAX_FDS: usize = 16;
 
-/// Forwards connections until its namespace ends. Does nothing if `emulator.sh` did not start it.
+/// Forwards connections until the process ends with its namespace. Does nothing if `emulator.sh` did not start the process.
 pub(crate) fn run() {
     let (Ok(listener), Some(vmm)) = (env::var(LISTENER), env::var_os(VMM)) else { return };
     // SAFETY: libvirt passed the descriptor to `emulator.sh`, and only this process uses it. The VMM gets another socket.
@@ -48,8 +48,8 @@ fn connect(vmm: &Path) -> UnixStream {
     }
 }
 
-/// Forwards one connection. Requests and answers take turns, so when an answer arrives, the file of its request contains the
-/// whole request.
+/// Forwards one connection. libvirt sends the next request only after the answer. So when an answer arrives, the file of its request
+/// contains the whole request.
 fn pass_on(client: UnixStream, server: UnixStream, directory: &Path) {
     let (from_server, to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
     let answers = thread::spawn(move || {

@@ -68,7 +68,7 @@ pub(crate) static STEPS: &[Step] = &[
     step("reboot vm", &[], &[request("vm.reboot"), info(RUNNING)]),
     step("save vm /tmp/carom-libvirt-XXXXXX/saved", &[], &[request("vm.pause"), request("vm.snapshot")]),
     step("list --all", &["vm   shut off"], &[]),
-    // libvirt has forgotten which file contains the VMM's process number, and makes no request to the VMM.
+    // The restore fails before libvirt makes a request, because libvirt has forgotten which file contains the VMM's process ID.
     Step {
         virsh: "restore /tmp/carom-libvirt-XXXXXX/saved",
         done: false,
@@ -80,8 +80,8 @@ pub(crate) static STEPS: &[Step] = &[
     step("start net", &[], &[first("vm.create"), ADD_NET, request("vm.boot"), info(RUNNING)]),
     step("shutdown net", &[], &[request("vm.shutdown")]),
     step("list --all", &["net   shut off"], &[]),
-    // libvirt makes no request to the VMM, which keeps running.
     step("start net", &[], &[first("vm.create"), ADD_NET, request("vm.boot"), info(RUNNING)]),
+    // For `destroy`, libvirt makes no request to the VMM, and the VMM keeps running.
     step("destroy net", &[], &[]),
     step("list --all", &["net   shut off"], &[]),
     step("undefine net", &[], &[]),

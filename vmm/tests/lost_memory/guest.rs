@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guests that access memory when the test tells them to.
+//! Guests that wait for the test before they access memory.
 
 use crate::guest_code::Code;
 
@@ -32,7 +32,7 @@ impl Code {
         self
     }
 
-    /// Reports that the guest is ready, and waits for the test: `again: cmp dword [GO], 0; je again`
+    /// Appends code that reports that the guest is ready, and waits for the test: `again: cmp dword [GO], 0; je again`
     pub(crate) fn wait(self) -> Self {
         let mut code = self.store(READY, 4, 1);
         code.0.extend([0x83, 0x3d]);
@@ -41,7 +41,7 @@ impl Code {
         code
     }
 
-    /// Reports that the guest has continued, and halts.
+    /// Appends code that reports that the guest has continued, and halts.
     pub(crate) fn end(self) -> Vec<u8> {
         self.store(AFTER, 4, 1).halt()
     }

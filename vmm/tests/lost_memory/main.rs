@@ -35,7 +35,7 @@ use program::{Carom, call, command, has_kvm, put, start, start_by, wait_until};
 use tiny_guest::elf;
 
 const MIB: u64 = 1 << 20;
-/// Page of the first zone, shared by a driver and its disk. The addresses below are in this page.
+/// Page of the first zone that the guest's driver and the disk share. The addresses below are in this page.
 const PAGE: u32 = 0x31_0000;
 const HEADER: u32 = PAGE + 0x600;
 const STATUS: u32 = PAGE + 0x700;
@@ -225,7 +225,7 @@ fn zone_on_a_full_file_system_stops_the_vm_and_the_api_answers() {
 
 #[test]
 fn guest_in_truncated_persistent_memory_does_not_run_on() {
-    // Command register, and BAR 2 of 64 bits.
+    // Values for the command register and for the 64-bit BAR 2.
     let show = [(4, 0), (0x18, SHOWN), (0x1c, 0), (4, 2)];
     let show = show.into_iter().fold(Code::default(), |code, (at, value)| code.store(CONFIG + at, 4, value));
     let show = || show.clone().store(SHOWN + 0x10_0000, 4, 7).wait();
@@ -263,7 +263,7 @@ fn triple_fault_with_a_full_file_system_is_a_reset() {
     assert_eq!((vm.word(AFTER), reason(dir)), (2, None));
 }
 
-/// Returns a paused VM with private RAM, restored from a snapshot in `dir` that was truncated afterwards.
+/// Restores a VM with private RAM from a snapshot in `dir`, and then truncates the snapshot's memory file. Returns the VM, which is paused.
 fn restored(dir: &Path) -> Option<Vm> {
     restored_with(dir, "Null", Stdio::null())
 }

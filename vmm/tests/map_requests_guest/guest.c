@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that sends MAP and UNMAP requests for a disk behind the virtio-iommu and prints their time. It maps one page at a time,
- * then 64 pages at a time. It polls for answers, so that interrupts take no time. A line has two hexadecimal numbers. The first is
- * the number of pages that are mapped at a time. The second is the number of cycles of the time stamp counter for PAIRS pairs of
- * MAP and UNMAP.
+ * A guest that sends MAP and UNMAP requests for a disk behind the virtio-iommu and prints the
+ * duration. The guest maps one page at a time, then 64 pages at a time. The guest polls for
+ * answers, so that interrupts take no time. Each line has two hexadecimal numbers. The first number
+ * is the number of pages that are mapped at a time. The second number is the duration of PAIRS
+ * pairs of MAP and UNMAP in cycles of the time stamp counter.
  */
 #include "guest.h"
 
@@ -113,7 +114,9 @@ static void map_and_unmap(uint32_t pages)
 			serve(1);
 		}
 	} else {
-		/* After PAIRS pairs, the available index is at the start of the ring again. */
+		/*
+		 * Fill all entries of the ring once. All submissions below use these entries again.
+		 */
 		for (n = 0; n < QUEUE_SIZE; n++)
 			submit(2 * (n % (2 * MOST)));
 		for (available -= QUEUE_SIZE, done = 0; done < 2 * PAIRS; done += MOST) {
@@ -133,7 +136,7 @@ void guest(uint32_t cpu, const uint32_t *info)
 	common = pci_read(slot, 0x10) & ~15u;
 	notify = pci_read(slot, 0x14) & ~3u;
 	virtio_begin(common, MAP_UNMAP);
-	/* The guest needs no interrupts. */
+	/* VIRTQ_AVAIL_F_NO_INTERRUPT: the guest polls the used ring. */
 	MEM16(AVAILABLE) = 1;
 	virtio_finish(common, QUEUE_SIZE, TABLE, AVAILABLE, USED);
 	MEM32(build(0, ATTACH, 20) + 8) = slot_of(DISK) << 3;

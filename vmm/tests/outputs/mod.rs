@@ -25,8 +25,8 @@ const PRINT: &[u8] = &[0xba, 0xf8, 3, 0, 0, 0xb0, b'~', 0xee, 0xf4, 0xeb, 0xfd];
 /// Time after which a hanging test fails.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns the program with a guest that prints, restricted to the files of its VM. The program's descriptor 7 is a copy of its
-/// standard output.
+/// Returns the command of the program with a guest that prints. Landlock restricts the program to the files of its VM. The program's
+/// descriptor 7 is a copy of its standard output.
 fn program(dir: &Path, options: &[&str]) -> Command {
     fs::write(dir.join("kernel"), elf(PRINT)).unwrap();
     let mut command = Command::new("sh");
@@ -78,7 +78,7 @@ fn works(dir: &Path, path: &str, reader: Option<Reader>) {
             assert!(carom.0.try_wait().unwrap().is_none(), "{options:?}");
             UnixStream::connect(dir.join("api.sock")).is_ok()
         });
-        // Wait for these texts before the VM ends, because the guest must have printed by then.
+        // Wait for these texts before SIGTERM ends the VM, because one of the texts is the guest's output.
         if comes_first {
             reading = reading.map(|reading| until(reading, texts));
         }

@@ -52,7 +52,7 @@ static struct region regions[MAX_REGIONS];
 static volatile uint32_t region_count, wrong, print_lock;
 static uint32_t tables;
 
-/* String instructions. They take addresses of memory or of registers. */
+/* String instructions. The addresses are of memory or of device registers. */
 static inline void move_words(uint32_t to, uint32_t from, uint32_t n)
 {
 	__asm__ volatile("rep movsl" : "+D"(to), "+S"(from), "+c"(n) :: "memory");
@@ -178,7 +178,7 @@ static void write_all(uint32_t cpu, struct region *r, uint32_t round)
 	}
 	if (r->kind == BARS)
 		return;
-	/* Tests instructions that read and write. */
+	/* Tests instructions that read and write the same word. */
 	__asm__ volatile("addl %1, (%0)" :: "r"(r->base), "r"(round) : "memory");
 	should[0] += round;
 	__asm__ volatile("lock xorl %1, (%0)" :: "r"(r->base + 8), "r"(round) : "memory");
@@ -371,7 +371,10 @@ void guest(uint32_t cpu, const uint32_t *info)
 		handle_interrupt(2, ignore_nmi);
 		find();
 		prepare_other_cpus();
-		/* CPUS_PRESENT includes the processors that were added before this read. */
+		/*
+		 * Clear the bits of processors that were added so far, because CPUS_PRESENT
+		 * includes these processors.
+		 */
 		inl(CPUS_CAME);
 		start_cpus(inl(CPUS_PRESENT));
 	}

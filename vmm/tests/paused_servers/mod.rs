@@ -12,7 +12,7 @@ use std::thread;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// Reads a whole header or payload. Stores descriptors that are sent with the bytes in `files`. Returns `None` at the end of
+/// Reads a whole header or payload of `len` bytes. Adds descriptors that arrive with these bytes to `files`. Returns `None` at the end of
 /// the connection.
 fn receive(socket: &UnixStream, len: usize, files: &mut Vec<OwnedFd>) -> Option<Vec<u8>> {
     let mut bytes = vec![0; len];
@@ -95,7 +95,7 @@ fn vfio_user_client(socket: &UnixStream) -> Option<()> {
     }
 }
 
-/// Serves a disk of 1 MiB that the guest does not read (QEMU's `docs/interop/vhost-user.rst`).
+/// Serves a disk of 1 MiB whose sectors the guest does not read (QEMU's `docs/interop/vhost-user.rst`).
 pub(crate) fn vhost_user(socket: &Path) {
     serve(socket, vhost_user_client);
 }

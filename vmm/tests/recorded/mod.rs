@@ -27,7 +27,8 @@ use echo_guest::ECHO;
 use http::LIMIT;
 use program::{Carom, has_kvm};
 
-/// VMM without a VM, in a directory. The directory's name has the same length as its placeholder in recorded requests.
+/// VMM that starts without a VM, and the directory with its files. The directory's name has the same length as its placeholder in recorded
+/// requests.
 pub(crate) struct Vmm {
     process: Carom,
     dir: tempfile::TempDir,

@@ -101,7 +101,8 @@ fn runtime_rs_client_gets_expected_answers_on_one_connection() {
         assert!(line.starts_with(&format!("{step} {word}")), "{line}");
         assert!(says.iter().all(|part| line.replace('\\', "").contains(part)), "{line}");
     }
-    // The client's bytes contain lengths. Therefore the directory's name is as long as its placeholder.
+    // The requests contain the lengths of their bodies. These lengths stay correct, because the directory's name is as long as its
+    // placeholder.
     let mut sent = vmm.anywhere(&sent);
     for (name, _, file) in requests() {
         let request = first(&mut sent);
@@ -119,7 +120,7 @@ fn recorded_requests_get_expected_answers_on_one_connection() {
     let mut answers = BufReader::new(stream.try_clone().unwrap());
     for (_, wanted, file) in requests() {
         let request = vmm.here(&fs::read_to_string(&file).unwrap());
-        // The client also sends a request in three parts: the start of the head, the rest of the head, and the body.
+        // Send each request in the same three parts as the client does: the start of the head, the rest of the head, and the body.
         let accept = request.find("Accept: */*\r\n").unwrap() + "Accept: */*\r\n".len();
         let body = request.find("\r\n\r\n").unwrap() + 4;
         for part in [&request[..accept], &request[accept..body], &request[body..]] {
