@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Binding of memory to a NUMA node of the host (`mbind`). No crate that Carom uses has a wrapper for this call.
+//! Binding of memory to a NUMA node of the host (`mbind`). This module makes the system call directly, because no crate that Carom uses has
+//! a wrapper.
 
 use std::io;
 
@@ -17,7 +18,7 @@ const WORDS: usize = 16;
 /// Policy that allocates memory only from the given nodes (`MPOL_BIND`).
 const BIND: libc::c_int = libc::MPOL_BIND;
 
-/// Binds a mapping that has no pages yet to `node` of the host.
+/// Binds `mapping` to NUMA node `node` of the host. The mapping must not have pages yet.
 ///
 /// # Errors
 /// The node does not exist, or the host rejects the call.
@@ -31,7 +32,7 @@ pub fn hold_to_node(mapping: &MmapRegion, node: u32) -> Result<(), MemoryError> 
     let mut nodes = [0u64; WORDS];
     let word = usize::try_from(node / BITS).ok().and_then(|word| nodes.get_mut(word)).ok_or_else(no_node)?;
     *word = 1 << (node % BITS);
-    // The kernel reads one bit fewer than the number that it receives.
+    // The kernel reads one bit fewer than `bits`.
     let bits = WORDS * BITS as usize + 1;
     // SAFETY: The range is the memory of `mapping`, and a NUMA policy does not change the bytes in it. The kernel reads the words of
     // `nodes`, which live until the call returns.

@@ -189,7 +189,7 @@ fn map_aligned(zone: &MemoryZoneConfig, file: Option<&FileOffset>, len: u64) -> 
     let excess = |mapping: &MmapRegion| mapping.as_ptr() as u64 % HUGE_PAGE;
     let first = map(len)?;
     let too_high = excess(&first);
-    // The kernel aligns reserved huge pages itself.
+    // The kernel aligns mappings of reserved huge pages itself.
     if too_high == 0 || zone.hugepages {
         return Ok(first);
     }

@@ -129,7 +129,7 @@ impl PartBus {
         self.iommu.as_ref()
     }
 
-    /// Returns the bytes of RAM that parts hold, such as the balloon. The guest does not use this RAM.
+    /// Returns the bytes of RAM that parts such as the balloon hold. The guest does not use this RAM.
     pub fn held_ram(&self) -> u64 {
         self.parts.iter().map(|placed| placed.part.held_ram()).sum()
     }

@@ -21,7 +21,7 @@ pub struct DeviceContext {
     pub(crate) memory: Arc<Ram>,
     /// Bytes of RAM at boot. In a restored VM, the size in the configuration also includes RAM that was added after boot.
     pub(crate) ram_size: u64,
-    /// Service that returns unused RAM to the host, in a VM with a balloon. Code that pins RAM must register the pinned RAM with this
+    /// Service that returns unused RAM to the host, if the VM has a balloon. Code that pins RAM must register the pinned RAM with this
     /// service.
     pub(crate) reclaim: Option<Arc<Reclaim>>,
     pub(crate) slots: Arc<dyn MemorySlots>,

@@ -10,8 +10,7 @@ use devices::virtio::iommu::IommuHandle;
 
 use crate::error::VmError;
 
-/// Path of fault reports from devices to the virtio-iommu. The first device whose faults must be delivered causes the start of the delivery
-/// thread.
+/// Path of fault reports from devices to the virtio-iommu. The delivery thread starts only after a device has asked for a sender.
 pub(super) struct FaultPath {
     sender: FaultSender,
     /// Relay that holds the faults until the virtio-iommu is connected.

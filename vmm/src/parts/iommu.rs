@@ -31,8 +31,8 @@ pub(super) const ROLES: &[ThreadRole] = &[iommu::POLL_ROLE, windows::STASH_ROLE,
 /// Ring features of the virtio-iommu's queues.
 const RING_FEATURES: RingFeatures = RingFeatures { indirect_desc: true, event_idx: true };
 
-/// [`Part`] of the virtio-iommu, with only the default methods. It has no counters, because some values of the virtio-iommu are not plain
-/// numbers. [`IommuHandle`] returns them instead.
+/// [`Part`] of the virtio-iommu, with only the default methods. [`IommuHandle`] returns the counters instead, because some of them are not
+/// plain numbers.
 struct Iommu;
 
 impl Part for Iommu {}

@@ -78,7 +78,7 @@ pub trait Part: Send {
         let _ = region;
     }
     /// Stops the device after its function has left the bus. When this method returns, the device does no more DMA, and its threads have
-    /// ended. The caller then disconnects and drops the part.
+    /// ended. The caller then removes the part's mappings and drops the part.
     fn leave(&mut self, function: &dyn PciDevice) {
         reset(function);
     }

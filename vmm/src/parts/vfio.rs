@@ -36,7 +36,7 @@ struct RamSpace {
     space: DmaSpace,
     /// Dropped after `ram`, because RAM stays pinned until the mapping is dropped.
     _pinned: Option<PinnedWhole>,
-    /// True if no more devices may join. Devices that have already joined stay in the space.
+    /// True if no more devices may join the address space. Devices that have already joined stay.
     closed: AtomicBool,
 }
 

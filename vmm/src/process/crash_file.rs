@@ -14,7 +14,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use crate::process::output_file;
 
-/// Crash file of this process. Dropping it removes the file if it contains no report.
+/// Crash file of this process. Dropping this value removes the file if the file contains no report.
 #[derive(Debug)]
 pub struct CrashFile {
     file: File,
@@ -23,7 +23,7 @@ pub struct CrashFile {
 }
 
 impl CrashFile {
-    /// Opens or creates the file at `path`, and makes the process append crash reports to it.
+    /// Opens or creates the file at `path`, and makes the process append crash reports to this file.
     ///
     /// # Errors
     /// Another process writes its crash reports to the file, or the file cannot be opened.

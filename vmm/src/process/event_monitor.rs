@@ -17,7 +17,7 @@ use crate::process::queued_writer::QueuedWriter;
 
 /// Maximum bytes of queued events: about a thousand events. Further events are lost and counted.
 const MAX_WAITING: u64 = 256 << 10;
-/// Maximum bytes of an event, including its line break. It is less than a page, because a reader may have a buffer of one page and
+/// Maximum bytes of an event, including its line break. The maximum is less than a page, because a reader may have a buffer of one page and
 /// fail on longer lines.
 const MAX_EVENT: usize = 4095;
 /// Maximum number of events that a guest may cause in a burst: see [`EventMonitor::event_of_guest`].

@@ -19,7 +19,7 @@ use jiff::Timestamp;
 
 use crate::process::queued_writer::{QueuedWriter, WriterThread};
 
-/// Maximum bytes in the queue of a stream: some thousand lines. Further lines are dropped and counted.
+/// Maximum bytes in the queue of a stream: a few thousand lines. Further lines are dropped and counted.
 const MAX_WAITING: u64 = 256 << 10;
 /// Maximum time that a panicking thread waits until its message is written. The thread waits because the panic may abort the process.
 const PANIC_MESSAGE: Duration = Duration::from_secs(1);

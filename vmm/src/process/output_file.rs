@@ -19,7 +19,7 @@ use rustix::process::geteuid;
 /// `fs.protected_symlinks`.)
 ///
 /// Opening does not wait for a FIFO's reader or a terminal's carrier. A terminal does not become the controlling terminal of this process.
-/// Later writes to the file wait, unless `flags` has `O_NONBLOCK`.
+/// Later writes to the file may block, unless `flags` has `O_NONBLOCK`.
 ///
 /// # Errors
 /// Another user owns the link, a FIFO has no reader, or the file cannot be opened.

@@ -90,7 +90,7 @@ const CLIENT: &[Call] = &[
 ];
 
 /// Requests that set up a tap interface: `TUNSETIFF`, `TUNGETIFF`, `TUNGETFEATURES`, `TUNSETVNETHDRSZ`, `TUNSETPERSIST`. Other requests of
-/// the same ioctl type are not allowed. Requests of terminals have this type too, and some of them can fake input.
+/// the same ioctl type are not allowed. Requests of terminals have the same type, and some of these requests can fake input.
 const TAP: &[Call] =
     &[Ioctl(0x4004_54ca), Ioctl(0x8004_54d2), Ioctl(0x8004_54cf), Ioctl(0x4004_54d8), Ioctl(0x4004_54cb)];
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tap and macvtap interfaces of the host, which connect network devices of the guest.
+//! Tap and macvtap interfaces of the host, which connect the guest's network devices to the host's network.
 
 mod ioctl;
 mod macvtap;
@@ -122,7 +122,7 @@ impl Tap {
     /// are closed.
     ///
     /// # Errors
-    /// The host rejects a step.
+    /// The host rejects an operation on the interface.
     pub fn open(options: &TapOptions<'_>) -> io::Result<Self> {
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         let socket = socket.as_fd();

@@ -183,7 +183,7 @@ mod tests {
 
     const START: u64 = 4 * GIB;
 
-    /// Adds `mib` MiB. The devices access the piece, and then reject it if `refused` is set.
+    /// Adds a piece of `mib` MiB. The devices access the piece, and then reject it if `refused` is set.
     fn add(ram: &Ram, config: &MemoryConfig, slots: &Slots, mib: u64, refused: bool) -> Result<(), VmError> {
         let piece = MemoryDevice { gpa: START, len: mib * MIB };
         let give = |region: &RamRegion| {

@@ -55,7 +55,7 @@ pub(super) struct Base {
     pub(super) loading: Option<Loading>,
     /// PCI addresses of a saved VM's functions, by ID.
     pub(super) places: BTreeMap<String, PciAddress>,
-    /// IOVAs of a saved VM's aperture of bounce windows, not validated yet.
+    /// Aperture of a saved VM's bounce windows, as IOVAs that are not validated yet.
     pub(super) window_aperture: Option<RangeInclusive<u64>>,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Builds a VM from its configuration, and starts, pauses and resets it. [`crate::control`] decides when.
+//! Builds a VM from its configuration, and starts, pauses and resets the VM. [`crate::control`] decides when to call these operations.
 
 mod added_ram;
 mod base;
@@ -57,7 +57,7 @@ const PVPANIC_ID: &str = "_pvpanic";
 /// ID of the device that resets an unresponsive guest.
 const WATCHDOG_ID: &str = "_watchdog";
 
-/// A VM whose devices are built and whose vCPUs are paused.
+/// VM with its devices and vCPUs. The vCPUs of a newly built VM are paused.
 ///
 /// Rust drops the fields in the order of their declaration. First the vCPUs stop, because their threads use the devices. Then the devices
 /// close their host resources, and RAM is freed. Last, `serial` waits for the readers of the serial port's output, while the terminal still

@@ -18,7 +18,7 @@ pub trait StateSink {
     fn append(&mut self, memory: &VolatileSlice<'_>) -> Result<u64, VmStateError>;
 
     /// Appends `len` bytes of the file `memory` from `at` on. `len` is a multiple of the page size. Returns the offset of the first byte.
-    /// `memory` is shared memory: reading its file keeps the holes, whereas reading a mapping would allocate pages.
+    /// `memory` is the file of shared memory. Reading this file keeps the holes, whereas reading a mapping would allocate pages.
     ///
     /// # Errors
     /// As for [`append`](Self::append).

@@ -21,10 +21,10 @@ use self::clock::{Clock, HostClock};
 use self::output::{Notice, Output, Pen, Written, lines};
 use crate::process::thread_roles::WRITER;
 
-/// Maximum bytes that the queue joins for one write. A slow serial line (9600 bits a second) transmits these bytes in about 0.3 s. So even
-/// with a slow reader, writes complete often enough to show that the reader still reads.
+/// Maximum bytes that the queue combines into one write. A slow serial line (9600 bits a second) transmits these bytes in about 0.3 s. So
+/// even with a slow reader, writes complete often enough to show that the reader still reads.
 const PIECE: usize = 256;
-/// Maximum bytes that the queue joins for one write to a file on a disk. A disk has no slow reader, and a system call costs more than
+/// Maximum bytes that the queue combines into one write to a file on a disk. A disk has no slow reader, and a system call costs more than
 /// writing 256 bytes to a disk.
 const DISK_PIECE: usize = 4 << 10;
 
@@ -40,7 +40,7 @@ struct Shared {
     name: &'static str,
     /// Maximum bytes that are queued or being written.
     limit: u64,
-    /// Maximum bytes that the queue joins for one write.
+    /// Maximum bytes that the queue combines into one write.
     piece: usize,
     /// Function that makes the line that reports lost lines. `None` if this is not a queue of lines.
     notice: Option<Notice>,
@@ -263,7 +263,8 @@ impl Shared {
 
     /// Waits until something was written, but at most `left` and at most one step. Returns the part of `left` that was used.
     ///
-    /// If the whole machine was suspended meanwhile, the suspension uses at most one step, because the writing thread was suspended too.
+    /// If the whole machine was suspended meanwhile, the suspension counts as at most one step, because the writing thread was suspended
+    /// too.
     fn wait<'a>(&self, state: MutexGuard<'a, State>, left: Duration) -> (MutexGuard<'a, State>, Duration) {
         let (begun, step) = (self.clock.now(), left.min(STEP));
         let state = self.clock.wait(&self.emptied, state, step);
@@ -301,7 +302,8 @@ impl Shared {
         }
     }
 
-    /// Records that the thread has finished a piece of `len` bytes. `lost` is the number of its bytes or lines that could not be written.
+    /// Records that the thread has finished a piece of `len` bytes. `lost` is the number of the piece's bytes or lines that could not be
+    /// written.
     fn wrote(&self, len: usize, lost: u64) {
         let mut state = self.lock();
         state.written += len as u64;
