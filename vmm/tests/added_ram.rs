@@ -20,7 +20,7 @@ use program::{call, put, start};
 use tiny_guest::elf;
 
 const MIB: u64 = 1 << 20;
-/// Size of RAM at boot. This RAM fills all addresses for RAM below 4 GiB, so that added RAM moves the end of RAM.
+/// Size of RAM at boot. This RAM fills all addresses for RAM below 4 GiB. So all further RAM lies above 4 GiB and raises the end of RAM.
 const SIZE: u64 = 3072 * MIB;
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];

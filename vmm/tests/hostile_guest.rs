@@ -47,7 +47,7 @@ const DESCRIPTORS: usize = 150;
 const DESCRIPTORS_OF_A_DEVICE: usize = 80;
 const THREADS: usize = 60;
 const MAPPINGS: usize = 1000;
-/// AddressSanitizer delays the reuse of 256 MiB of freed memory, and needs records of one eighth of the size of all memory.
+/// AddressSanitizer delays the reuse of 256 MiB of freed memory. For its records, it needs one byte for every 8 bytes of memory.
 const RESIDENT_KIB: u64 = if cfg!(careful) { 768 << 10 } else { 320 << 10 };
 /// Budget of the windows in `--iommu-bounce`, and size of a chunk.
 const WINDOWS: u64 = 8 << 20;

@@ -247,8 +247,8 @@ fn descriptor_kept_by_the_parent_holds_no_lock() {
             assert!(is_free(&site.at("image")));
         }
         carom.end(signal);
-        // The next process can lock the image. The next process has to wait for the lock only if this process was killed. Writes of a
-        // killed process may still be under way.
+        // The next process can lock the image. It has to wait for the lock only if this process was killed, because writes of a killed
+        // process may still be in progress.
         drop(site.start_with_disk(""));
     }
 }

@@ -150,7 +150,7 @@ fn make_ring() -> i64 {
     unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) }
 }
 
-/// Creates an io_uring ring before the thread is filtered, and enters the ring with the calls of its role.
+/// Creates an io_uring ring before the thread is filtered. Returns a closure that enters the ring in the filtered thread.
 fn own_ring() -> impl FnOnce() {
     let ring = make_ring();
     // SAFETY: The ring has no operations.

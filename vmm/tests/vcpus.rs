@@ -248,7 +248,7 @@ fn guest_that_refuses_keeps_vcpus_and_can_get_more() {
     wait_until("the guest has refused", || carom.resize(3).0 == 204);
     assert_eq!(carom.threads(), "012");
     carom.becomes(4);
-    // The guest refuses again, and keeps all vCPUs when the VM is saved and restored.
+    // The guest keeps all vCPUs until the reset, even if the VM is saved and restored.
     assert_eq!(carom.resize(2).0, 204);
     carom.put("vm.pause", None);
     carom.save_and_restore(true);

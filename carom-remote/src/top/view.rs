@@ -64,7 +64,8 @@ fn devices(history: &History) -> Vec<[String; DEVICES.len()]> {
     let Some(info) = &look.info else { return Vec::new() };
     let dash = || "–".to_string();
     let row = |device: &dyn KindConfig| {
-        // A device of which a VM can have only one may have no ID in its configuration. Its ID is then the fixed ID of its kind.
+        // If a VM can have only one device of a kind, the device's configuration may lack an ID. The device then has the fixed ID of its
+        // kind.
         let id = device.id().unwrap_or(device.kind().id).to_string();
         let address = info.device_tree.get(&id).map_or_else(dash, |node| node.pci_bdf.clone());
         let windows = info.iommu_bounce.iter().flat_map(|bounce| &bounce.windows);

@@ -174,7 +174,7 @@ impl PartBus {
         put.map(|()| address)
     }
 
-    /// Gives all parts that access RAM directly, and all endpoints in bypass mode, access to new RAM.
+    /// Gives access to new RAM to all parts that access RAM directly, and to all endpoints in bypass mode.
     ///
     /// # Errors
     /// The host cannot map the RAM for a part. Other parts may already have access to the RAM, until [`take_ram`](Self::take_ram) is
@@ -186,8 +186,8 @@ impl PartBus {
     }
 
     /// Removes the access of all parts to RAM, after [`add_ram`](Self::add_ram) failed and the RAM was withdrawn. Parts that `add_ram` did
-    /// not change may also have access: a driver may have mapped the RAM for a part, or started a part with addresses in the RAM. Returns
-    /// `false` if the host keeps a mapping of the RAM, so that the pages must stay allocated.
+    /// not change may also have access. A driver may have mapped the RAM for such a part, or started the part with addresses in the RAM.
+    /// Returns `false` if the host keeps a mapping of the RAM, so that the pages must stay allocated.
     #[must_use]
     pub fn take_ram(&self, region: &RamRegion) -> bool {
         self.parts.iter().for_each(|placed| placed.part.take_ram(region));

@@ -17,8 +17,8 @@ fn figure(task: &Path, name: &str) -> u32 {
     value.unwrap().trim().parse().unwrap()
 }
 
-/// Starts the program with `--seccomp mode`. For each of its threads, returns the number of filters that the program has added, and true if
-/// the thread has `no_new_privs`.
+/// Starts the program with the option `--seccomp` set to `mode`. For each of its threads, returns the number of filters that the program
+/// has added, and true if the thread has `no_new_privs`.
 fn threads(mode: &str) -> Vec<(u32, bool)> {
     let mut command = program();
     command.args(["--seccomp", mode]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! System calls that access another process, another kind of file or socket, or the whole host. No thread role allows these calls, with one
-//! exception: the thread that starts the other threads may call `ioctl`.
+//! System calls that access another process, files or sockets that no thread needs, or the whole host. No thread role allows these calls,
+//! with one exception: the thread that starts the other threads may call `ioctl`.
 //!
 //! If a filter allows such a call by mistake, the call does no harm. Its pointers are null, its descriptor is invalid and its signal is 0.
 //! Only a call that creates a socket has an effect: the socket stays open.
@@ -115,7 +115,7 @@ pub(crate) fn all(other: pid_t) -> Vec<ForeignCall> {
         ForeignCall::new("mbind with pages of others", libc::SYS_mbind, [0, 0, -1, 0, 0, 4]),
         ForeignCall::new("setsockopt", libc::SYS_setsockopt, [NO_FILE, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, 0, 0]),
         call("timerfd_create of a clock that wakes the host", libc::SYS_timerfd_create, [9, -1, 0]),
-        // Sockets of other families, types and protocols.
+        // Sockets of families, types and protocols that no thread needs.
         call("socket, TCP", libc::SYS_socket, [libc::AF_INET, stream, 0]),
         call("socket, TCP over IPv6", libc::SYS_socket, [libc::AF_INET6, stream, 0]),
         call("socket, raw", libc::SYS_socket, [libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP]),

@@ -2,7 +2,7 @@
 
 //! Proxy between libvirt and the VMM that libvirt has started. It records the requests.
 //!
-//! The proxy is a separate process. `emulator.sh` starts it and passes libvirt's listening socket to it.
+//! The proxy is a separate process, which `emulator.sh` starts. This process inherits libvirt's listening socket.
 
 use std::collections::VecDeque;
 use std::env;
