@@ -297,7 +297,7 @@ fn try_put(socket: &Path, name: &str) {
 /// Makes calls fail while a guest acts, resets itself, and is paused and resumed. The program survives, or ends with a line that gives the
 /// reason.
 fn attack_with_faults(seed: u32, faults: &[(&str, &str, u32)]) -> Option<()> {
-    // strace changes the number of a call that it makes fail, and a filter would see the changed number.
+    // strace makes a call fail by changing the number of the call. A filter would see the changed number, so filters are off.
     let mut carom = Carom::start(seed, &["--seccomp", "false"])?;
     let calls: Vec<&str> = faults.iter().map(|(call, ..)| *call).collect();
     let calls = calls.join(",");

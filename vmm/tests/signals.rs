@@ -95,8 +95,8 @@ fn signals_without_a_meaning_are_ignored() {
 fn ending_signals_end_the_process_cleanly() {
     for signal in ENDING {
         if signal == libc::SIGHUP && is_ignored(libc::SIGHUP) {
-            // This test process ignores SIGHUP, for example because nohup started it. Carom inherits the ignored
-            // signal, which would then not end Carom.
+            // This test process ignores SIGHUP, for example because nohup started it. Carom would inherit the ignored signal, and SIGHUP
+            // would not end Carom. So the test skips SIGHUP.
             continue;
         }
         let dir = tempfile::tempdir().unwrap();

@@ -174,7 +174,7 @@ fn is_function(name: Node, declaration: Node) -> bool {
     false
 }
 
-/// Files with their definitions, to find the file that defines a name.
+/// Parsed C files, and the search for the file that defines a name.
 struct Linker<'a> {
     sources: &'a BTreeMap<&'a Path, Source>,
     /// Files that define a name visible to other files.

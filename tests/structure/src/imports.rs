@@ -47,7 +47,7 @@ pub(crate) fn references(krate: &Crate) -> Vec<(ModuleId, ModuleId, String)> {
     found
 }
 
-/// Returns the outermost module of the file that contains `module`. If `module` is inline, this is another module.
+/// Returns the outermost module of the file that contains `module`. If `module` is inline, the result is another module.
 fn module_of_file(krate: &Crate, mut module: ModuleId) -> ModuleId {
     while let Some(parent) = krate.modules[module].parent {
         if krate.modules[parent].file != krate.modules[module].file {

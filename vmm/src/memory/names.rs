@@ -11,7 +11,7 @@ use devices::ram::{Ram, RamRegion};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 /// Registers a name for a region of `ram`. The name contains the ID of the region's zone. If `path` is set, the name also contains this
-/// file, which the region maps from `offset` on.
+/// path. The region maps the file from `offset` on.
 fn keep_name(ram: &Ram, region: &RamRegion, zone: &MemoryZoneConfig, path: Option<&Path>, offset: u64) {
     let (memory, supply) = match path {
         Some(path) => (format!("file {}", path.display()), Supply::File),

@@ -17,7 +17,7 @@ use crate::tap;
 /// Result of `KVM_GET_API_VERSION` (`KVM_API_VERSION` of `include/uapi/linux/kvm.h`).
 const KVM_API_VERSION: i32 = 12;
 
-/// Descriptors that the command line names, taken before this program opens any descriptor of its own.
+/// Descriptors that the command line names. This program takes ownership of them before it opens any descriptor of its own.
 #[derive(Debug, Default)]
 pub struct InheritedFds(Vec<(i32, OwnedFd)>);
 

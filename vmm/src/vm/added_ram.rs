@@ -3,8 +3,8 @@
 //! RAM that is added while the guest runs.
 //!
 //! Each addition is one piece. The pieces lie above the RAM at boot, one after the other. The devices get access to a piece before the
-//! guest is notified. After the notification, the piece is never removed. If a device rejects a piece, the piece is withdrawn. Then only
-//! the piece's addresses in this process stay reserved.
+//! guest is notified. After the notification, the piece is never removed. If a device rejects a piece, the piece is withdrawn. After the
+//! withdrawal, only the piece's address range in this process stays reserved.
 
 use std::ops::Range;
 

@@ -141,7 +141,8 @@ fn warn_of_few_descriptors(config: &VmConfig) {
     );
 }
 
-/// Returns a descriptor limit that is enough for this number of descriptors, the descriptors reserved for the VMM, and some spare ones.
+/// Returns a descriptor limit that is enough for this number of descriptors, for the descriptors reserved for the VMM, and for some spare
+/// descriptors.
 fn enough(descriptors: u64) -> u64 {
     (descriptors + 256).next_power_of_two()
 }

@@ -111,8 +111,8 @@ fn ping_returns_version_and_process() {
 fn socket_is_owner_only_and_removed_at_each_kind_of_end() {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         if signal == Signal::HUP && is_ignored(libc::SIGHUP) {
-            // This test process ignores SIGHUP, for example because nohup started it. Carom would inherit the ignored signal, so SIGHUP
-            // would not end Carom.
+            // This test process ignores SIGHUP, for example because nohup started it. Carom would inherit the ignored signal, and SIGHUP
+            // would not end Carom. So the test skips SIGHUP.
             continue;
         }
         let mut carom = Carom::start();

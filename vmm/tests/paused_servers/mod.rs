@@ -49,8 +49,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Serves a device whose BAR 0 is 64 KiB of memory, followed by an MSI-X table of four entries (QEMU's
-/// `docs/interop/vfio-user.rst`).
+/// Serves a device whose BAR 0 has 64 KiB of memory and then an MSI-X table of four entries (QEMU's `docs/interop/vfio-user.rst`).
 pub(crate) fn vfio_user(socket: &Path) {
     serve(socket, vfio_user_client);
 }
