@@ -140,7 +140,9 @@ fn bodies(text: &mut String, theirs: &Theirs, ours: &Ours) {
         }
     }
     match rows.as_str() {
-        "" => text.push_str("For each operation that Carom supports, Carom supports all fields of the body and of the answer.\n"),
+        "" => text.push_str(
+            "For each operation that Carom supports, Carom supports all fields of the body and of the answer.\n",
+        ),
         rows => write!(text, "| operation | unsupported fields |\n| --- | --- |\n{rows}").unwrap(),
     }
 }
