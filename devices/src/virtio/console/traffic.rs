@@ -27,8 +27,9 @@ pub(super) const QUEUES: usize = 2;
 const BATCH: usize = 64;
 /// Maximum number of bytes that the driver may print with one request. The limit ensures that input does not wait too long.
 pub(super) const MOST_PRINTED: usize = 1 << 20;
-/// Maximum number of bytes in one write to the output. A pause waits for this write. The write waits at most half a second for the reader
-/// of the output, so a piece must be small. A slow serial line (9600 bit/s) transmits 256 bytes in about 0.3 s.
+/// Maximum number of bytes in one write to the output. A pause waits for this write. If the reader of the output is slow, the write waits
+/// for at most half a second and then drops bytes. Therefore a piece must be small: a slow serial line (9600 bit/s) transmits 256 bytes in
+/// about 0.3 s.
 const PIECE: usize = 256;
 
 /// Task of the thread that serves the queues.

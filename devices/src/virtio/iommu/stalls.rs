@@ -19,7 +19,8 @@ const LEAST: Duration = Duration::from_micros(200);
 pub(super) struct Stalls {
     /// Last time at which the thread is known to have run.
     at_work: Instant,
-    /// Shortest time between two reads of the clock while no request arrived. On an emulated host, this time is long.
+    /// Shortest time between two reads of the clock while no request arrived. On an emulated host, this time can exceed [`LEAST`]. A stall
+    /// is at least twice as long as this time.
     chunk: Option<Duration>,
 }
 

@@ -20,7 +20,7 @@ use crate::sync::lock;
 /// Mapping of a file. Rust code never creates references to its bytes, because the guest and the host may change them at any time.
 struct Mapping {
     range: HostRange,
-    /// Registration of the range with the name that messages use. `drop` removes the registration before `drop` unmaps the range.
+    /// Registration of the range as guest memory, with the mapping's name. `drop` ends the registration first, and then unmaps the range.
     name: Option<Registration>,
 }
 

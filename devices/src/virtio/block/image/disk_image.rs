@@ -207,9 +207,9 @@ impl Image {
         self.bytes() / SECTOR
     }
 
-    /// Changes the size of the disk and its file. Carom cannot change the size of a block device or of a read-only image. In these two
-    /// cases, another program must change the size before this call. No write may be under way, because a write beyond the new end would
-    /// make the file grow again.
+    /// Changes the size of the disk and its file. If another program has already given the image the new size, this function changes only
+    /// the size of the disk. Carom itself cannot change the size of a block device, a read-only image or a fixed VHD image. No write may be
+    /// under way, because a write beyond the new end would make the file grow again.
     ///
     /// # Errors
     /// The size stays unchanged. The [`ResizeError`] states the reason.
@@ -388,7 +388,7 @@ mod tests {
         assert!(matches!(Image::open(file.path(), all), Err(ImageError::Used { .. })));
     }
 
-    /// Only root can create a loop device.
+    /// The test uses a loop device. Only root can create a loop device, so the test is skipped for other users.
     #[test]
     fn read_only_block_device_needs_a_read_only_disk() {
         let file = image(&[0; 1 << 20]);

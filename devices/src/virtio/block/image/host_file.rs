@@ -21,7 +21,7 @@ use super::error::ImageError;
 use super::lock::reopen;
 use crate::inherited::{self, Access};
 
-/// `TMPFS_MAGIC`.
+/// File system type of tmpfs (`TMPFS_MAGIC`).
 const TMPFS: FsWord = 0x0102_1994;
 
 /// Opens a file or a block device. Returns the file, and true if the path names a block device.

@@ -103,7 +103,7 @@ impl ImageLock {
         self.mark = set(image.as_fd(), libc::F_RDLCK, byte, 1).is_ok().then_some(byte);
     }
 
-    /// Waits until the kernel has closed the file of the image. Returns false if the kernel has not closed it after `timeout`.
+    /// Waits until the kernel has closed the file of the image. Returns false if the file is still open after `timeout`.
     fn is_closed_within(&self, timeout: Duration) -> bool {
         self.mark.is_none_or(|byte| self.is_free_within(byte, timeout))
     }
@@ -148,7 +148,7 @@ pub(super) fn reopen(file: BorrowedFd<'_>, read_only: bool) -> io::Result<File> 
 }
 
 /// Returns a byte that no other reader in this PID namespace uses as its mark. A reader in another PID namespace may use the same byte.
-/// Each of these two readers may then wait for the other reader when it releases its lock, but at most [`LAST_CLOSE`].
+/// Then the first of the two readers that releases its lock waits for the mark of the other reader, but at most for [`LAST_CLOSE`].
 fn reader_mark() -> i64 {
     let number = READERS.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
     MARKS + 1 + (i64::from(std::process::id()) << 24 | number)

@@ -5,14 +5,14 @@
 /// Operation on an image. Offsets and lengths are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::virtio::block) enum Op {
-    /// Reads into the buffers.
+    /// Reads from the image into the buffers.
     Read {
         /// The buffers.
         buffers: Buffers,
         /// Offset in the image.
         offset: u64,
     },
-    /// Writes the buffers.
+    /// Writes the buffers to the image.
     Write {
         /// The buffers.
         buffers: Buffers,
@@ -21,7 +21,7 @@ pub(in crate::virtio::block) enum Op {
     },
     /// Deallocates a range or sets it to zero, with `fallocate`.
     Allocate {
-        /// `FALLOC_FL_*`.
+        /// Mode of `fallocate`: `FALLOC_FL_*` flags.
         mode: i32,
         /// Offset in the image.
         offset: u64,

@@ -49,13 +49,12 @@ impl Engine {
         Self { ring, plain: Plain::new(image) }
     }
 
-    /// Starts an operation. When the operation has ended, [`Self::next_ended`] returns the operation's result and `number`. The kernel may
-    /// not start the operation before [`Self::submit`].
+    /// Starts an operation. When the operation has ended, [`Self::next_ended`] returns the operation's result and `number`. The kernel need
+    /// not start the operation until [`Self::submit`] is called.
     ///
     /// `are_few` is true if the caller starts only a few operations now, and no operation is under way. In this case, a write to the page
     /// cache, or a read from a tmpfs, runs immediately in this thread. io_uring would hand such an operation to a kernel thread (Linux,
-    /// `io_uring/rw.c`). The kernel thread would not be faster: it also runs one operation after the other, and the kernel must first wake
-    /// this thread.
+    /// `io_uring/rw.c`). The kernel thread would not be faster: it also runs one operation after the other, and it must first be woken.
     ///
     /// # Safety
     /// The buffers and their list must stay valid until [`Self::next_ended`] has returned the operation's end. Until then nothing may hold

@@ -27,7 +27,8 @@ impl Plain {
     /// The same as for [`super::engine::Engine::begin`].
     pub(in crate::virtio::block) unsafe fn run(&mut self, number: u64, op: &Op) {
         if let Some(image) = self.image.qcow2() {
-            // SAFETY: The caller guarantees that the buffers are valid; buffers of a qcow2 image are never guest memory.
+            // SAFETY: The caller guarantees that the buffers are valid. The buffers for a qcow2 image are never guest memory, so the guest
+            // cannot access them during the call.
             let result = unsafe { image.run(op) };
             self.ended.push_back(Ended { number, result });
             return;

@@ -18,8 +18,8 @@ use crate::virtio::block::image::op::{Buffers, Ended, Op};
 /// Operation number that all cancel operations use. The ring ignores completions with this number.
 const CANCEL: u64 = u64::MAX;
 
-/// Operations that a ring allows. The kernel rejects all other operations. The restriction is needed because all threads can write to a
-/// ring's queues, which are in shared memory. System call filters do not see the content of these queues.
+/// Operations that a ring allows. The kernel rejects all other operations. All threads of this process can write to a ring's queues, and
+/// system call filters do not see the content of these queues. Without the restriction, a thread could use the ring to bypass its filter.
 const NEEDED: [u8; 7] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
@@ -72,7 +72,8 @@ impl Ring {
     /// # Safety
     /// The same as for [`super::engine::Engine::begin`].
     pub(super) unsafe fn begin(&mut self, number: u64, op: &Op) {
-        // Do not register the file: the kernel closes registered files only some time after the process has ended.
+        // Do not register the file: the kernel closes registered files only some time after the process has ended, and the next user of the
+        // image would wait for that.
         let file = types::Fd(self.image.file().as_raw_fd());
         // An operation with a single buffer needs no list.
         let only = |buffers: &Buffers| {

@@ -118,7 +118,8 @@ mod tests {
         let mut kernel = Fake { errors: vec![libc::EAGAIN; 5], ..Fake::default() };
         make_room(&mut kernel);
         assert_eq!((kernel.calls, kernel.rests), (6, 5));
-        // Any other error is retried after a sleep too. A call that a signal interrupted (`EINTR`) is retried without a sleep.
+        // After other errors, `make_room` also sleeps before the retry. Only a call that a signal interrupted (`EINTR`) is retried without
+        // a sleep.
         let mut kernel = Fake { errors: vec![libc::EINTR, libc::EBADF, libc::EINTR], ..Fake::default() };
         make_room(&mut kernel);
         assert_eq!((kernel.calls, kernel.rests), (4, 1));

@@ -50,8 +50,8 @@ impl Default for Coalescing {
 }
 
 impl Coalescing {
-    /// Returns the time to poll for requests. `answers` is the number of collected answers, and no request is pending. If the time is zero,
-    /// the caller must notify the driver immediately.
+    /// Returns the time to poll for further requests. Call this function when no request is pending. `answers` is the number of answers
+    /// collected so far. If the time is zero, the caller must notify the driver immediately.
     pub(super) fn begin(&mut self, answers: u32) -> Duration {
         if answers >= self.answers {
             if answers > self.answers {
@@ -105,8 +105,8 @@ mod tests {
 
     const GAP: Duration = Duration::from_micros(10);
 
-    /// Simulates a driver that adds a request every [`GAP`], until `depth` requests are under way. Returns the number of answers per
-    /// notification.
+    /// Simulates `turns` turns with a driver that adds a request every [`GAP`], until `depth` requests are under way. Returns the number of
+    /// answers in each turn.
     fn answers_per_interrupt(coalescing: &mut Coalescing, depth: u32, turns: u32) -> Vec<u32> {
         answers_per_interrupt_after(coalescing, GAP, depth, turns)
     }

@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-/// Maximum time that the thread polls for requests. KVM polls for the same time before a vCPU sleeps (Linux, `halt_poll_ns`).
+/// Maximum time that the thread polls for requests. By default, KVM polls for at most the same time before a vCPU sleeps (Linux,
+/// `halt_poll_ns`).
 pub(super) const MOST: Duration = Duration::from_micros(200);
 
 /// Average time until the next request. Zero until the first request has arrived.

@@ -7,8 +7,8 @@
 //! Therefore the thread polls for as long as requests usually take to arrive. If most requests take too long, the thread does not poll at
 //! all.
 //!
-//! A thread that sleeps cannot measure when a request arrived, because the thread wakes later. Therefore the thread sometimes tries polling
-//! again.
+//! A thread that sleeps cannot measure when a request arrived, because the thread wakes later. Therefore a thread that has stopped polling
+//! sometimes tries polling again.
 
 use std::time::{Duration, Instant};
 
@@ -28,8 +28,8 @@ pub(super) struct IdlePoll {
 }
 
 impl IdlePoll {
-    /// Returns the time to poll for requests from `now` on, when no request is pending. If the time is zero, the caller must sleep
-    /// immediately.
+    /// Returns the time to poll for requests, from `now` on. Call this function when no request is pending. If the time is zero, the caller
+    /// must sleep immediately.
     pub(super) fn begin(&mut self, now: Instant) -> Duration {
         // If there is already a start time, keep it: the thread was woken, but not by new requests.
         self.idle_since.get_or_insert(now);
@@ -44,7 +44,7 @@ impl IdlePoll {
         }
     }
 
-    /// Returns true if the thread is waiting for requests, so that the caller should read the clock when they arrive.
+    /// Returns true if the thread waits for requests. When requests then arrive, the caller must read the clock and call [`Self::ended`].
     pub(super) fn is_idle(&self) -> bool {
         self.idle_since.is_some()
     }
@@ -67,7 +67,8 @@ impl IdlePoll {
 mod tests {
     use super::*;
 
-    /// Simulates `times` requests that each arrive after `micros` µs. Returns the polling time before each request, in µs.
+    /// Simulates `times` requests. Each request arrives `micros` µs after the thread found no more work. Returns the polling time before
+    /// each request, in µs.
     fn poll_time(idle_poll: &mut IdlePoll, micros: u64, times: usize) -> Vec<u128> {
         let start = Instant::now();
         let mut turn = || {
@@ -108,8 +109,8 @@ mod tests {
         poll_time(&mut idle_poll, 40, 100);
         let looked = poll_time(&mut idle_poll, 1000, 20_000).iter().filter(|micros| **micros != 0).count();
         assert!((16..80).contains(&looked), "{looked}");
-        // A sleeping thread cannot measure the arrival of a request, because it wakes later. So only a trial can show that requests are
-        // fast again.
+        // A sleeping thread cannot measure the arrival of a request, because the thread wakes only after the arrival. So only a trial can
+        // show that requests are fast again.
         poll_time(&mut idle_poll, 150, 300);
         assert_eq!(poll_time(&mut idle_poll, 110, 100).last(), Some(&200));
     }

@@ -8,7 +8,8 @@
 //! all requests together. Therefore the thread uses the batch policy (`SCHED_BATCH`) while many requests arrive at a time. While few
 //! requests arrive at a time, the driver waits for the answer to each request, so the thread must run immediately.
 //!
-//! A thread that preempts the vCPU thread never finds many requests at a time. Therefore the thread sometimes tries the batch policy.
+//! A thread that preempts the vCPU thread never finds many requests at a time, even if the driver is about to add many requests. Therefore
+//! the thread sometimes tries the batch policy.
 
 use super::trial::Trial;
 use crate::scheduling::{Policy, change_policy};

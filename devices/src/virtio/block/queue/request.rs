@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Parser of the driver's requests (virtio 1.4, section 5.2.6). The driver may split a request into any buffers.
+//! Parser of the driver's requests (virtio 1.4, section 5.2.6). The driver may split a request into several buffers at any byte.
 
 use smallvec::SmallVec;
 use vm_memory::{Bytes, GuestAddress};
@@ -49,8 +49,9 @@ impl Request {
         }
     }
 
-    /// Returns the weight of the request: the number of bytes that count towards the limit on requests under way. A write-zeroes request may
-    /// have to write the zeroes. A discard never writes data.
+    /// Returns the weight of the request: the number of bytes that count towards the limit on requests under way. The weight of a
+    /// write-zeroes request is the maximum number of zeroes that the device may have to write. A discard writes no data, so its weight is
+    /// small and fixed.
     pub(super) fn weight(&self) -> u64 {
         match self.kind {
             request::DISCARD => DISCARD_WEIGHT,
@@ -96,7 +97,7 @@ impl Parts {
             skip -= start;
             let count = (part - start).min(len);
             len -= count;
-            // A part that wraps around is outside memory, so a later access fails.
+            // A part that wraps around the end of the address space is outside memory, so a later access fails.
             (count != 0).then(|| (address.wrapping_add(start as u64), count))
         })
     }

@@ -80,7 +80,8 @@ pub(in crate::virtio::block) struct Requests {
     idle_poll: IdlePoll,
     coalescing: Coalescing,
     preemption: Preemption,
-    /// Number of returned answers that the driver was not notified of yet, and the time when the first of these answers was returned.
+    /// Number of returned answers that the driver was not notified of yet (`unnotified`), and the time when the first of these answers was
+    /// returned (`unnotified_since`).
     unnotified: u32,
     unnotified_since: Option<Instant>,
     failed: bool,

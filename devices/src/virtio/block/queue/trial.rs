@@ -65,7 +65,7 @@ impl Trial {
 mod tests {
     use super::*;
 
-    /// Returns the index of each chance that used the measure.
+    /// Simulates `chances` chances. The measure helps if `pays` is true. Returns the index of each chance at which the measure was used.
     fn done(trial: &mut Trial, pays: bool, chances: u16) -> Vec<u16> {
         let turn = |number| {
             let is_on = trial.is_on();

@@ -179,7 +179,7 @@ impl Harness {
         self.byte(status)
     }
 
-    /// Makes a discard or write-zeroes request. Each range has a sector, a number of sectors, and flags.
+    /// Makes a discard or write-zeroes request. Each range has a first sector, a number of sectors, and flags.
     pub(super) fn call_ranges(&mut self, kind: u32, ranges: &[(u64, u32, u32)]) -> u8 {
         for (at, (sector, count, flags)) in (DATA..).step_by(16).zip(ranges) {
             self.ram.write_obj(*sector, GuestAddress(at)).unwrap();

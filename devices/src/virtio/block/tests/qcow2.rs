@@ -297,7 +297,8 @@ fn backing_file_must_be_allowed_and_have_a_format() {
     assert!(refused("vmdk", WRITTEN).contains("the format 'vmdk' of this file is not supported"));
     create(&path("none"), 1 << 20, 4096, Some(("nothing.img", "raw")));
     assert!(refused("none", WRITTEN).contains("nothing.img: No such file"));
-    // An image that is its own backing file is already locked. Read-only locks can be shared, so the chain of images is checked too.
+    // An image that names itself as its backing file cannot be opened for writing, because the image is already locked. Read-only locks can
+    // be shared, so Carom also checks that no image occurs twice in the chain.
     create(&path("circle"), 1 << 20, 4096, Some(("circle", "qcow2")));
     assert!(refused("circle", WRITTEN).contains("circle: is already used by this VM"));
     assert!(refused("circle", READ).contains("the image is its own backing file"));

@@ -14,7 +14,7 @@ use crate::platform::MemorySlots;
 use crate::virtio::pmem::spec::GRANULE;
 use crate::virtio::pmem::{PmemParams, create as create_pmem};
 
-/// Guest-physical addresses of the file and the registers.
+/// Guest-physical addresses of the virtio-pmem device's file and of the registers.
 const FILE: u64 = 0x10_0000_0000;
 const REGISTERS: u64 = 0x20_0000_0000;
 const IOVA: u64 = 0x40_0000;
@@ -32,7 +32,7 @@ struct Rig {
     slot: u32,
 }
 
-/// Returns a guest to which a file and registers are visible. The domain has a host device and an emulated device.
+/// Returns a guest that sees a file, as virtio-pmem memory, and registers of a device. The domain has a host device and an emulated device.
 fn rig(discard_writes: bool) -> Rig {
     let memory = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
     let (msi, slots) = (Arc::new(FakeMsi::default()), Arc::new(FakeSlots::default()));
@@ -66,7 +66,7 @@ fn rig(discard_writes: bool) -> Rig {
     let pmem = create_pmem(params).unwrap().0;
     pmem.bar_moved(2, FILE).unwrap();
     let (registers, _) = range(0x2000, false, DeviceContent::Registers);
-    // SAFETY: The rig keeps the range as long as the slots.
+    // SAFETY: The rig keeps the range for as long as it keeps the slots.
     let slot = unsafe { visible.insert_device(REGISTERS, &registers) }.unwrap();
 
     let mut guest = Guest { memory, function, handle, slots, msi, mapper: probe, available: 0, event_idx: false };

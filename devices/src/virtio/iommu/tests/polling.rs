@@ -113,7 +113,7 @@ fn requests_wait_while_bus_mastering_is_off() {
         guest.kick();
         std::thread::sleep(SOON);
         assert_eq!(guest.used_index(), before);
-        // Devices behind the virtio-iommu keep their mappings while the virtio-iommu may not use the bus.
+        // Devices behind the virtio-iommu keep their mappings while the virtio-iommu's bus mastering is off.
         assert_eq!(guest.mapper.mapped_bytes(), 0x1000);
         set_bus_master(&guest.function, true);
         wait_for("an answer", || {

@@ -24,8 +24,8 @@ enum Fate {
     NeedsReset,
 }
 
-/// Lets `break_rule` write an invalid queue, and notifies the device. Then resets the device, and checks that it works for a correct
-/// driver. Returns the outcome of the request in the invalid queue.
+/// Lets `break_rule` write an invalid queue, and notifies the device. Then resets the device, and checks that the device works for a
+/// correct driver. Returns the outcome of the request in the invalid queue.
 fn fate(features: u64, break_rule: impl FnOnce(&mut Guest)) -> Fate {
     let mut guest = Guest::running(features);
     guest.memory.write_slice(&attach(ENDPOINT, 1), GuestAddress(BUFFERS)).unwrap();
