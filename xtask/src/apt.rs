@@ -74,8 +74,8 @@ impl Tools<'_> {
         command
     }
 
-    /// Refreshes the package lists if `force` is set, if the lists are older than a day, or if the machine's or the generated sources
-    /// changed.
+    /// Refreshes the package lists if `force` is set, if the lists are older than a day, or if the machine's sources or the generated
+    /// sources changed.
     fn refresh_lists(&self, lists: Lists, force: bool) -> Result<()> {
         ensure!(program("apt-get").is_some(), "apt-get not found: fetching packages needs a Debian system");
         let _lock = self.lock(&self.cache.join(".lock-apt"), "waiting for another reader of Debian's package lists")?;

@@ -14,7 +14,7 @@ const LINK: u32 = 0o120_777;
 const PROGRAM: u32 = 0o100_755;
 const FILE: u32 = 0o100_644;
 
-/// Files by their paths, without a leading slash. All files belong to root and have no time stamp.
+/// Mode and bytes of each file. The key is the file's path without a leading slash. All files belong to root and have no time stamp.
 #[derive(Debug, Default)]
 pub struct Archive(BTreeMap<String, (u32, Vec<u8>)>);
 

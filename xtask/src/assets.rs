@@ -20,7 +20,7 @@ use crate::work_dir;
 pub(crate) type Variables = Vec<(&'static str, OsString)>;
 
 impl Tools<'_> {
-    /// Calls `run` with a new results directory below `place`. Afterwards copies the results to `keep`.
+    /// Calls `run` with a new results directory in `place`. Afterwards copies the results to `keep`, if this directory is given.
     pub(crate) fn with_results<T>(
         &self,
         place: &Path,
@@ -55,13 +55,13 @@ impl Tools<'_> {
         Ok(vec![("CAROM_GUEST_KERNEL", kernel.into()), ("CAROM_GUEST_INITRAMFS", initramfs.into())])
     }
 
-    /// Builds the patched kernel of the newest series that has a patch.
+    /// Builds the patched kernel of the newest series that the guest patch supports.
     pub(crate) fn newer_guest(&self) -> Result<Variables> {
         let dir = self.guest_kernel(&GuestKernel { series: Some("7.3".into()), ..GuestKernel::default() })?;
         Ok(vec![("CAROM_NEWER_KERNEL", dir.join("bzImage").into())])
     }
 
-    /// Builds the patched kernels of both series with trace points.
+    /// Builds the patched kernels of both series with the function profiler and trace points.
     pub(crate) fn traced_guests(&self) -> Result<Variables> {
         let mut variables = Variables::new();
         for (variable, series) in [("CAROM_PROFILE_KERNEL", None), ("CAROM_NEWER_PROFILE_KERNEL", Some("7.3".into()))] {

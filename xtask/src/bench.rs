@@ -178,7 +178,7 @@ impl Tools<'_> {
             self.run_shown(Command::new(self.measuring_program()?).arg("predict").arg(file))?;
             return Ok(0);
         }
-        // The results directory gets a hard link to the state file, so both must be on one file system.
+        // The results directory contains a hard link to the state file, so the directory and the file must be on one file system.
         let place = options.state.as_deref().map_or_else(env::temp_dir, |state| parent(state).into());
         self.with_results(&place, "carom-bench", options.place.keep.as_deref(), |out| self.fill_tables(options, out))
     }

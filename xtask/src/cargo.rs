@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::tools::Tools;
 
-/// Arguments of builds of the whole workspace. Options such as `--bin NAME` then select programs and tests.
+/// Arguments of cargo that build the whole workspace. Further options, such as `--bin NAME`, select the programs and tests to build.
 pub(crate) const WORKSPACE: [&str; 5] =
     ["build", "--locked", "--workspace", "--features", "carom-integration/rig,devices/rig"];
 
@@ -78,12 +78,12 @@ impl Tools<'_> {
     }
 }
 
-/// Returns the crate of cargo's message `Compiling NAME VERSION`.
+/// Returns the name of the crate from cargo's message `Compiling NAME VERSION`.
 fn compiled_crate(line: &str) -> Option<&str> {
     line.trim_start().strip_prefix("Compiling ")?.split(' ').next()
 }
 
-/// Finds tests in cargo's messages (the Cargo Book, External Tools, JSON messages).
+/// Returns the test executables that cargo's messages name (the Cargo Book, External Tools, JSON messages).
 fn test_programs(messages: &str) -> Vec<TestProgram> {
     artifacts(messages).filter_map(|artifact| test_program(&artifact)).collect()
 }

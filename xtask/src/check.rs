@@ -16,7 +16,7 @@ use crate::kernel::{GuestKernel, patches_of};
 use crate::series;
 use crate::tools::Tools;
 
-/// Check of the patch. Checks run in this order.
+/// Check of the patch. By default, all checks run in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Check {
     Lines,

@@ -103,7 +103,7 @@ mod tests {
         let mut child = Command::new("sh").args(["-c", "(sleep 600 & wait) & wait"]).spawn().unwrap();
         let start = Instant::now();
         let mut all = Vec::new();
-        // Three processes: the shell, its subshell, and the sleep.
+        // Wait until all three processes exist: the shell, its subshell, and the sleep.
         while all.len() < 3 && start.elapsed() < Duration::from_secs(60) {
             thread::sleep(Duration::from_millis(10));
             all = descendants(Pid::from_child(&child));

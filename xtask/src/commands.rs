@@ -48,7 +48,7 @@ impl Tools<'_> {
         self.show(command.stdin(Stdio::null()))
     }
 
-    /// Runs a program that reads a file, and shows its output.
+    /// Runs a program with `input` as its standard input, and shows the program's output.
     pub(crate) fn run_shown_with(&self, command: &mut Command, input: File) -> Result<()> {
         self.show(command.stdin(input))
     }

@@ -33,7 +33,7 @@ impl Distribution {
     /// Kernel parameters for the root file system.
     pub const ROOT: &str = "root=/dev/vda rw";
 
-    /// Returns the files in a directory of the cache.
+    /// Returns the paths of the distribution's files in `dir`, which is a directory of the cache.
     #[must_use]
     pub fn in_directory(dir: &Path) -> Self {
         let file = |name: &str| dir.join(name);
@@ -49,7 +49,7 @@ impl Tools<'_> {
     /// Fails if the distribution cannot be made, or on a signal.
     pub fn distribution(&self) -> Result<PathBuf> {
         let recipe = self.checkout.join("guest/distribution");
-        // Increase this number if this code, not the recipe directory, changes the image.
+        // When a change to this code changes the image, increase this number. The key already depends on the recipe directory.
         let key = Key::default().text("recipe 1").text(SUITE).text(LABEL).text(&ROOM.to_string());
         let dir = self.cached("distribution", &key.path(&recipe)?.finish(), |dir| self.make_distribution(&recipe, dir));
         self.progress.end();
@@ -66,7 +66,7 @@ impl Tools<'_> {
         self.progress.show("making the image of the distribution's disk");
         let (tree, files) = (dir.join("tree"), Distribution::in_directory(dir));
         fs::create_dir(&tree).with_context(|| format!("cannot create {}", tree.display()))?;
-        // Only root, or a program under fakeroot, can unpack the archive with the owners of files and the device nodes.
+        // Only root, or a program under fakeroot, can restore the owners of files and the device nodes of the archive.
         let script = "set -eu; tar -C \"$1\" --numeric-owner -xf \"$2\"; used=$(du -sm \"$1\" | cut -f1)
             mke2fs -q -t ext4 -L \"$4\" -m 0 -E lazy_itable_init=0,lazy_journal_init=0 -d \"$1\" \"$3\" $((used + used / 8 + $5))M";
         let mut pack = Command::new(if geteuid().is_root() { "sh" } else { "fakeroot" });
@@ -113,7 +113,8 @@ impl Tools<'_> {
     }
 }
 
-/// Returns `PATH` with the directories of root's programs. Unprivileged users need these programs, too.
+/// Returns `PATH` with the directories of root's programs added. An unprivileged user's `PATH` may lack these directories, but mmdebstrap
+/// and mke2fs need them.
 fn path_with_sbin() -> String {
     let path = std::env::var("PATH").unwrap_or_default();
     format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")

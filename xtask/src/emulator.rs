@@ -135,7 +135,7 @@ impl Tools<'_> {
 
     fn qemu_with(&self, features: &str) -> Result<PathBuf> {
         let version = self.source_version("qemu")?;
-        // Increase this number if this code changes how QEMU is built.
+        // When a change to this code changes the built QEMU, increase this number.
         let mut key = Key::default().text(&version).text("recipe 2").text(features);
         for mend in MENDS {
             key = key.text(mend.file).text(mend.text).text(mend.by);

@@ -21,7 +21,7 @@ impl Tools<'_> {
     /// Returns the path of fio. Builds fio if it is missing.
     pub(crate) fn guest_fio(&self) -> Result<PathBuf> {
         let version = self.source_version("fio")?;
-        // Increase this number if this code changes how fio is built.
+        // When a change to this code changes the built fio, increase this number.
         let key = Key::default().text(&version).text("recipe 1").text(FEATURES).finish();
         let dir = self.cached("fio", &key, |dir| self.build_fio(&version, dir))?;
         Ok(dir.join("fio"))
@@ -39,7 +39,7 @@ impl Tools<'_> {
         self.run_quietly(Command::new("make").arg(format!("-j{jobs}")).arg("fio").current_dir(&tree), &log)?;
         let program = dir.join("fio");
         self.run(Command::new("strip").arg("-o").arg(&program).arg(tree.join("fio")))?;
-        // configure silently leaves out engines whose library is missing.
+        // If the library of an engine is missing, configure leaves out the engine without an error.
         let engines = self.output(Command::new(&program).arg("--enghelp"))?;
         ensure!(engines.split_whitespace().any(|engine| engine == "libaio"), "the built fio lacks the libaio engine");
         fs::remove_dir_all(&tree).with_context(|| format!("cannot remove {}", tree.display()))

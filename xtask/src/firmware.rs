@@ -15,7 +15,7 @@ use crate::tools::Tools;
 
 /// Alignment of partitions, in bytes.
 const MIB: u64 = 1 << 20;
-/// Length of the EFI system partition, which begins after the first MiB.
+/// Length of the EFI system partition. The partition begins after the first MiB of the disk.
 const ESP_LEN: u64 = 64 * MIB;
 /// Start of the root file system's partition.
 const ROOT_START: u64 = MIB + ESP_LEN;
@@ -32,7 +32,7 @@ pub struct Firmware {
 }
 
 impl Firmware {
-    /// Returns the files in a directory of the cache.
+    /// Returns the paths of the firmware and the disk in `dir`, which is a directory of the cache.
     #[must_use]
     pub fn in_directory(dir: &Path) -> Self {
         Self { firmware: dir.join("CLOUDHV.fd"), disk: dir.join("disk.raw") }
@@ -62,7 +62,7 @@ impl Tools<'_> {
             self.fetch_unstable("cloudhv-efi-x86-64")?,
             self.fetch_deb("grub-efi-amd64-signed")?,
         );
-        // Increase this number if this code changes how the disk is made.
+        // When a change to this code changes the disk, increase this number.
         let mut key = Key::default().text("disk 1").text(&boot_script());
         for dir in [&distribution, &edk2, &grub] {
             key = key.text(&dir.display().to_string());

@@ -19,7 +19,7 @@ const MODULES: [&str; 4] = ["virtio_pci", "virtio_iommu", "virtio_blk", "nvme"];
 
 const DIRECTORIES: [&str; 11] = ["bin", "dev", "proc", "sys", "tmp", "run", "root", "etc", "modules", "sbin", "usr"];
 
-/// Programs of `guest/initramfs` in the initramfs.
+/// Programs in the initramfs that are compiled from sources in `guest/initramfs`.
 const PROGRAMS: [&str; 5] = ["vfio-claim", "nvme-check", "lent-check", "kexec-load", "memory-check"];
 
 /// Debian's static busybox.
@@ -56,7 +56,7 @@ impl Tools<'_> {
         let sources = self.checkout.join("guest/initramfs");
         let modules = wanted.modules.as_deref().map(Modules::read).transpose()?;
         let names: Vec<&str> = MODULES.into_iter().chain(wanted.with.iter().map(String::as_str)).collect();
-        // Increase this number if this code changes how the parts are packed.
+        // When a change to this code changes the initramfs, increase this number.
         let mut key = Key::default().text("recipe 5").text(&names.join(" ")).path(&sources)?;
         key = key.path(Path::new(BUSYBOX))?.path(&fio)?;
         if let Some(modules) = &modules {

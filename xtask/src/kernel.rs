@@ -167,7 +167,7 @@ impl Tools<'_> {
     }
 
     fn kernel_key(&self, inputs: &Inputs) -> Result<String> {
-        // Increase this number if this code changes how a kernel is built.
+        // When a change to this code changes the built kernels, increase this number.
         let mut key = Key::default().text(inputs.version()).text(inputs.variant()).text("recipe 1");
         if let Some(base) = &inputs.base {
             key = key.text(base);
@@ -233,7 +233,7 @@ impl Inputs {
         match (&self.patches, self.part) {
             (None, _) => "stock",
             (Some(_), None) => "patched",
-            // All parts use one tree, so that files which the parts share stay unchanged.
+            // All parts use one tree. Files that are equal in two parts then stay unchanged, and make does not compile them again.
             (Some(_), Some(_)) => "part",
         }
     }

@@ -186,8 +186,8 @@ impl Tools<'_> {
         self.measure(Command::new(&program).args(measuring.arguments()).arg("--native").envs(variables))
     }
 
-    /// Returns the variable with the commit of the checkout, if git reports one. All parts of a run get the same commit, even if
-    /// a new commit is made meanwhile.
+    /// Returns the variable with the commit of the checkout, if git reports one. All parts of a run then report the same commit, even if a
+    /// new commit is made meanwhile.
     pub(crate) fn commit_variable(&self) -> Option<(&'static str, OsString)> {
         self.commit().map(|commit| ("CAROM_COMMIT", commit.into()))
     }

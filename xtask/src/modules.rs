@@ -85,7 +85,7 @@ impl Tools<'_> {
     }
 }
 
-/// Returns `NAME` for `…/NAME.ko`, `…/NAME.ko.xz` and the like.
+/// Returns `NAME` if the path is `…/NAME.ko`, or `…/NAME.ko` with a suffix such as `.xz`.
 fn module_name(path: &Path) -> Option<&str> {
     let (name, rest) = path.file_name()?.to_str()?.split_once(".ko")?;
     (rest.is_empty() || rest.starts_with('.')).then_some(name)

@@ -44,7 +44,7 @@ impl Tools<'_> {
             .with_context(|| format!("cannot install the packages {names}; install them by hand"))
     }
 
-    /// Returns the path of `command`. If it is not found, installs `package` first.
+    /// Returns the path of `command`. If the command is not found, installs `package` first.
     pub(crate) fn need_command(&self, command: &str, package: &str, why: &str) -> Result<PathBuf> {
         if let Some(found) = program(command) {
             return Ok(found);

@@ -39,7 +39,8 @@ pub fn program(variable: &str) -> Result<Option<PathBuf>> {
     env::var_os(variable).map(|path| existing(Path::new(&path)).context(variable.to_owned())).transpose()
 }
 
-/// Returns the absolute path of a program. A relative name without a slash would be looked up in `PATH`.
+/// Returns the absolute path of the executable file `path`. If `path` has no slash, a start of the program by this name would search `PATH`
+/// instead of the current directory.
 fn existing(path: &Path) -> Result<PathBuf> {
     ensure!(
         path.is_file() && access(path, Access::EXEC_OK).is_ok(),
@@ -95,7 +96,7 @@ enum Part {
     Value(Placeholder),
 }
 
-/// VMM that is started by a template `NAME PROGRAM ARGUMENTS…`. The template is split as by a shell, and its arguments contain
+/// VMM that a template `NAME PROGRAM ARGUMENTS…` describes. The template is split into words by the rules of a shell. The arguments contain
 /// placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OtherVmm {

@@ -32,8 +32,8 @@ impl Progress {
         Self { name: name.into(), start: Instant::now(), terminal: stderr().is_terminal(), shown: Mutex::default() }
     }
 
-    /// Shows the current step. On a terminal, the next step overwrites the line. Elsewhere, a line is left out if the line
-    /// before had the same text up to its first `:` and was shown less than `PAUSE` ago.
+    /// Shows the current step. On a terminal, the next step overwrites the line. If stderr is not a terminal, a line is left out if the
+    /// previous line has the same text before its first `:` and was shown less than `PAUSE` ago.
     pub fn show(&self, text: &str) {
         let seconds = self.start.elapsed().as_secs();
         let mut shown = self.shown();

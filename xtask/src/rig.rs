@@ -16,8 +16,8 @@ use crate::modules::{Modules, ORDER};
 use crate::packaged_kernel::packaged_kernel;
 use crate::tools::Tools;
 
-/// Modules for the machine. A kernel may have some built in and lack others. `nvme` is not among them, because the drives are for
-/// vfio-pci.
+/// Modules for the machine. Some kernels have some of these modules built in, or lack some of them. `nvme` is not among them, because the
+/// drives are for vfio-pci.
 const MODULES: [&str; 22] = [
     "virtio_pci",
     "virtio_console",
@@ -148,7 +148,7 @@ impl Tools<'_> {
         self.need_command("modprobe", "kmod", "the rig's kernel modules")?;
         let init = self.checkout.join("scripts/lib/rig-init");
         let version = kernel.file_name().unwrap_or_default().to_string_lossy();
-        // Increase this number if this code changes how the initramfs is packed.
+        // When a change to this code changes the initramfs, increase this number.
         let key = Key::default().text("recipe 2").text(&version).text(&MODULES.join(" "));
         let key = key.path(&busybox)?.path(&init)?.finish();
         let dir = self.cached("rig-initramfs", &key, |dir| {

@@ -26,7 +26,7 @@ use crate::kernel::patches_of;
 use crate::priority;
 use crate::tools::{Tools, Usage};
 
-/// Stage of the tests. Stages run in this order. Some run only if they are named, see [`Stage::is_extra`].
+/// Stage of the tests. By default, stages run in this order. Some stages run only if the user names them, see [`Stage::is_extra`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Stage {
     Format,
@@ -148,7 +148,7 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Runs these stages at the lowest priority until the guests have ended.
+    /// Runs these stages. The stages have the lowest priority until the guests have ended.
     fn run_beside(&self, stages: &[Stage], options: &Options, out: &Path) -> Result<Vec<(Stage, Timed)>> {
         priority::lower_own()
             .context("cannot lower the priority of the stages that run at the same time as the guests")?;
@@ -166,7 +166,7 @@ impl Tools<'_> {
         Ok(results)
     }
 
-    /// Runs a stage and measures its time. Fails only on a signal.
+    /// Runs a stage and measures its time. Fails only on a signal: the result records a failure of the stage.
     fn timed(&self, stage: impl FnOnce() -> Result<()>) -> Result<Timed> {
         let start = Instant::now();
         let done = stage();
@@ -216,7 +216,7 @@ impl Stage {
     }
 }
 
-/// Returns the stages in their order, without those that run at the same time as the tests with guests.
+/// Returns `stages` without the stages that run at the same time as the tests with guests. Keeps the order of `stages`.
 fn order(stages: &[Stage]) -> Vec<Stage> {
     let beside = stages.contains(&Stage::Integration);
     stages.iter().copied().filter(|stage| !(beside && stage.can_wait())).collect()

@@ -57,7 +57,7 @@ pub struct Options {
     more: Vec<OsString>,
 }
 
-/// Parses a size in MiB, at least 1.
+/// Parses a size such as `512M` or `2G`. Returns the size in MiB, at least 1.
 fn size(text: &str) -> Result<u64, String> {
     let bad = || "must be a size such as 2G or 512M".to_owned();
     let (digits, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(bad)?;

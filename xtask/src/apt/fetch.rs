@@ -107,12 +107,12 @@ impl Tools<'_> {
         self.run(self.apt(lists, "apt-get").args(["download", "-qq", &name]).current_dir(download.path()))?;
         let file = only_file(download.path(), |name| name.ends_with(".deb"))?;
         self.progress.show(&format!("unpacking {package}"));
-        // dpkg also gives `dir` the mode that the package has for `/`.
+        // dpkg also changes the permissions of `dir` to the permissions that the package sets for `/`.
         self.run(Command::new("dpkg").arg("-x").arg(file).arg(dir))
     }
 }
 
-/// Returns the packages that `apt-cache depends` lists as dependencies.
+/// Returns the dependencies that the output of `apt-cache depends` lists.
 fn depends(said: &str) -> impl Iterator<Item = &str> {
     said.lines().filter_map(|line| line.trim_start().strip_prefix("Depends: "))
 }

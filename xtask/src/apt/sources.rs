@@ -56,7 +56,7 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty()).map(|value| value.trim_end_matches('/').to_owned())
 }
 
-/// Finds Debian's mirrors among `addresses`, all addresses that apt reads, one per line.
+/// Finds Debian's mirrors in `addresses`. This text lists the addresses of all archives that apt uses, one per line.
 fn mirrors(addresses: &str) -> Option<Mirrors> {
     let mut addresses: Vec<&str> = addresses.lines().map(|line| line.trim().trim_end_matches('/')).collect();
     addresses.sort_unstable();

@@ -8,7 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::tree::{CheckTree, Mode, jobs};
 
-/// Pairs of a source that an older sparse may not understand, and the option that replaces the unknown word.
+/// Each pair has a C source that an old sparse may not understand, and the option that replaces the unknown word. The option is used only
+/// if sparse complains about the source.
 ///
 /// sparse 0.6.4 of Debian 12 lacks two builtins that Linux 7.3 uses. `__typeof__`, which replaces `__typeof_unqual__`, keeps qualifiers. So
 /// sparse may report more warnings, but not fewer. `MODULE_*()` and `module_param()` use a constant `__builtin_strlen()` to assert that a

@@ -71,7 +71,8 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Configures a kernel with only the options of the fragments. Fails if Kconfig rejects one of them.
+    /// Configures a kernel with only the options of the base configuration and the fragments. Fails if Kconfig rejects an option of a
+    /// fragment.
     fn configure(&self, tree: &Path, out: &Path, inputs: &Inputs) -> Result<()> {
         let mut wanted = String::new();
         for fragment in &inputs.fragments {

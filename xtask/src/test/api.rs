@@ -142,7 +142,7 @@ fn forward(socket: &Path) -> Result<u16> {
     Ok(port)
 }
 
-/// Forwards both directions in two threads until both ends are closed.
+/// Forwards data in both directions until both ends are closed. Each direction has its own thread.
 fn join(mut client: TcpStream, mut server: UnixStream) -> io::Result<()> {
     let (mut from, mut to) = (client.try_clone()?, server.try_clone()?);
     thread::spawn(move || {

@@ -59,7 +59,8 @@ fn cases_of(source: &Path, series: &str) -> Result<Vec<String>> {
     Ok(cases)
 }
 
-/// Checks in the kernel's `console` that each of `cases` passed or was skipped. Returns a text with the counts.
+/// Checks in the kernel's `console` that each of `cases` passed or was skipped. Returns a text with the number of passed cases and the
+/// number of skipped cases.
 fn checked(console: &str, cases: &[String]) -> Result<String> {
     let (mut passed, mut skipped, mut wrong) = (0, 0, Vec::new());
     for case in cases {

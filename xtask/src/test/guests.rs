@@ -15,10 +15,11 @@ use crate::mails::Part;
 use crate::package;
 use crate::tools::Tools;
 
-/// Tests of the guest patch that also run with Debian's configuration, by parts of their names.
+/// Tests of the guest patch that also run with Debian's configuration. Each text selects the tests whose names contain it.
 const OF_DEBIAN_CONFIG: [&str; 5] = ["kunit", "windows::", "lent::", "patch::", "drive_metadata"];
 
-/// Tests of each part of the series, by parts of their names. The tests need only what the series contains up to that part.
+/// Tests of each part of the series. Each text selects the tests whose names contain it. These tests need nothing from later parts of the
+/// series.
 const OF_PARTS: [(Part, &[&str]); 4] = [
     (Part::A, &["without_windows_only_live_mappings", "guest_above_the_limit"]),
     (Part::B, &["without_windows_only_live_mappings", "fail_through_swiotlb"]),
@@ -159,7 +160,7 @@ impl Tools<'_> {
         }
         for TestProgram { name, directory, executable } in programs {
             if name == HOSTILE_GUEST {
-                // A test with devices of the host starts this program, so it is not run as a test.
+                // A test that uses devices of the host starts this program itself. So `guest-tests` must not run the program as a test.
                 command.env("CAROM_HOSTILE_GUEST", executable);
                 continue;
             }

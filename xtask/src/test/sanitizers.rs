@@ -4,7 +4,7 @@
 //! Miri interprets tests of crates that do not use the host, and detects all undefined behaviour in them. `cargo careful` builds
 //! tests that use the host with AddressSanitizer, and with a standard library that checks unsafe preconditions.
 //!
-//! Both tools need a nightly compiler. If it is unavailable, the stage prints what was not tested, and passes.
+//! Both tools need a nightly compiler. If no nightly compiler is available, the stage prints what was not tested, and passes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -107,7 +107,7 @@ impl Tools<'_> {
         let mut command = nightly.rustup();
         command.args(["run", NIGHTLY]).args(words).current_dir(&self.checkout);
         command.env("CARGO_TARGET_DIR", self.target_dir()?.join("sanitizers")).env("CARGO_INCREMENTAL", "0");
-        // Both tools keep their standard libraries here.
+        // Both tools keep the standard libraries that they build here.
         command.env("XDG_CACHE_HOME", self.cache.join("sanitizers"));
         // These variables name the compiler that built this program.
         for variable in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
@@ -167,7 +167,7 @@ impl Nightly {
     }
 }
 
-/// True if rustup's list of installed components contains those of both tools.
+/// True if rustup's list of installed components contains the components that both tools need.
 fn has_components(list: &str) -> bool {
     let has = |name: &str| list.lines().any(|line| line == name || line.starts_with(&format!("{name}-")));
     has("miri") && has("rust-src")
