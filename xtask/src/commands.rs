@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs programs. A signal to this program ends the program that runs. An error names the program that failed.
+//! Runs programs. A signal that asks this process to end also ends the started program. An error names the program that failed.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -125,7 +125,7 @@ impl Tools<'_> {
             written.with_context(|| format!("cannot write {}", log.display()))?;
             waiter.join().map_err(|_| anyhow!("the thread that waits for a program panicked"))?
         });
-        // The reader ended with the pipe.
+        // The reader thread has ended, because the pipe has ended.
         let _ = reader.join();
         let Some(status) = shown? else { bail!("interrupted") };
         if !status.success() {

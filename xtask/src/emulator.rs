@@ -15,8 +15,8 @@
 //! global interrupt flag. This change is then lost. The result is a triple fault of the guest or a panic of its host. Nothing in the rig
 //! ever sets the bit that `cpu_clear_ignne` clears. So the fix skips the write if the bit is already clear.
 //!
-//! Third bug: `helper_vmrun` sets a bit of `interrupt_request` without the lock that all other writers hold. A concurrent request
-//! of another thread is lost until the next request.
+//! Third bug: `helper_vmrun` sets a bit of `interrupt_request` without the lock that all other writers hold. If another thread makes a
+//! request at the same time, the bit of that request can be lost. The CPU then notices that request only when the next request arrives.
 //!
 //! Fourth bug: if a guest writes CR8 while a virtual interrupt is pending, `helper_write_crN` (`misc_helper.c`) requests that interrupt,
 //! also without this lock. An assertion then ends the emulator. EDK2 writes CR8 at the end of each interrupt.
@@ -93,7 +93,7 @@ const PACKAGES: [&str; 11] = [
     "libfdt-dev",
 ];
 
-/// Feature for plug-ins. Only the counting emulator has it, because it slows down each access to memory.
+/// Option that enables plug-ins. Only the counting emulator has this option, because plug-in support slows down each access to memory.
 const PLUGINS: &str = " --enable-plugins";
 
 /// Header for compiling plug-ins.

@@ -5,8 +5,8 @@ use std::fs::{self, OpenOptions};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// True if this process may use KVM and KVM runs a boot sector. Starts QEMU for this test, with its files in `dir`. The existence of
-/// /dev/kvm is not enough: on some machines, KVM does not run ordinary code.
+/// True if this process may use KVM and KVM runs a boot sector. Starts QEMU for this test, and creates the test's files in `dir`. The
+/// existence of /dev/kvm is not enough: on some machines, KVM does not run ordinary code.
 #[must_use]
 pub fn works(dir: &Path) -> bool {
     OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok() && boot_sector_runs(dir)

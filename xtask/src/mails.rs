@@ -61,8 +61,8 @@ impl Step {
     }
 }
 
-/// Copies the files of `source`, which is `guest/src`, to `forms`. Reverts the diffs in `later` of `steps`, which are the last mails of the
-/// series. Returns the files' paths.
+/// Copies the files of `source`, which is `guest/src`, to `forms`. Then reverts the diffs in `later` of `steps` in these copies. `steps`
+/// must be the last mails of the series. Returns the files' paths.
 ///
 /// # Errors
 /// Fails if a diff does not match the files.

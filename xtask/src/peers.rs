@@ -20,7 +20,7 @@ pub const BASE: &str = "CAROM_BASE_VMM";
 /// Variable with another VMM, see [`OtherVmm`].
 pub const OTHER: &str = "CAROM_OTHER_VMM";
 
-/// Checks all these variables.
+/// Checks all variables that name other VMMs.
 ///
 /// # Errors
 /// Fails if a variable is wrong. The error names the variable.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Minimum interval between lines of the same stage if stderr is not a terminal.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Messages of the program `name`, in the format of `scripts/lib/common.sh`.
+/// Writer of a program's messages and progress line, in the format of `scripts/lib/common.sh`.
 #[derive(Debug)]
 pub struct Progress {
     name: String,
@@ -26,7 +26,7 @@ struct Shown {
 }
 
 impl Progress {
-    /// Creates the messages of the program `name`.
+    /// Creates the writer for the program `name`.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self { name: name.into(), start: Instant::now(), terminal: stderr().is_terminal(), shown: Mutex::default() }

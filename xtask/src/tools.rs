@@ -19,7 +19,7 @@ pub fn checkout() -> PathBuf {
     env::var_os("CAROM_ROOT").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), PathBuf::from)
 }
 
-/// Wrong use by the caller. The exit status is 2.
+/// Error in the user's options or environment variables. The exit status is then 2.
 #[derive(Debug)]
 pub struct Usage(pub(crate) String);
 
@@ -54,7 +54,7 @@ impl<'a> Tools<'a> {
         Ok(Self { checkout: checkout(), cache, signals, progress, output: None })
     }
 
-    /// Returns the same tools, which write the output of programs to a file.
+    /// Returns tools that differ from `self` only in one point: they write the output of programs to the file `output`.
     pub(crate) fn with_output(&self, output: File) -> Self {
         let (checkout, cache) = (self.checkout.clone(), self.cache.clone());
         Self { checkout, cache, signals: self.signals, progress: self.progress, output: Some(output) }

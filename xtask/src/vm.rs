@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `scripts/vm`: runs a Debian on Carom with its console on this terminal, in the rig or on this host.
+//! `scripts/vm`: runs a Debian guest on Carom, in the rig or on this host. The guest's console is on this terminal.
 
 use std::env;
 use std::ffi::OsString;

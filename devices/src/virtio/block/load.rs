@@ -106,8 +106,8 @@ impl ReadLoad {
         }
     }
 
-    /// Adds `reads` read requests (at most 64) as the driver, and lets the disk serve the requests. Returns the CPU time that this thread
-    /// used.
+    /// Acts as the driver and adds `reads` read requests (at most 64). Then lets the disk serve these requests. Returns the CPU time that
+    /// this thread used.
     ///
     /// # Panics
     /// A read fails.

@@ -261,7 +261,7 @@ fn broken_rule_fails_the_device_until_reset() {
 fn unmapped_output_buffer_faults_behind_the_iommu() {
     let mut harness = Harness::new(true);
     harness.start();
-    // A guest-physical address is not an IOVA.
+    // This address is a guest-physical address, not an IOVA.
     harness.add(queue::TX, BUFFERS[1], 1, 0);
     harness.broken();
     let (faults, _) = harness.relay.take();

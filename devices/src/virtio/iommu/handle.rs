@@ -92,7 +92,7 @@ impl IommuHandle {
     }
 
     /// Unmaps a region of RAM for all endpoints. Call this function after an attempt to add the region has failed and the region was
-    /// removed from the guest. Before the removal, the driver may have mapped the region.
+    /// removed from the guest. The driver may have mapped parts of the region before the removal.
     ///
     /// Returns false if the host keeps part of the RAM mapped. The caller must then keep the pages.
     #[must_use]

@@ -157,7 +157,7 @@ impl Guest {
         self.memory.write_slice(&[0; 0x100], GuestAddress(USED)).unwrap();
         // The driver wants no interrupts, like Linux's driver.
         self.memory.write_obj(1u16, GuestAddress(AVAILABLE)).unwrap();
-        // Set the vector of the request queue.
+        // Select the request queue, and set its MSI-X vector to 1.
         self.write(22, &0u16.to_le_bytes());
         self.write(26, &1u16.to_le_bytes());
         let events = events.map(|rings| (1, 4, rings));
@@ -221,8 +221,8 @@ impl Guest {
         )
     }
 
-    /// Sends a request. `pieces` and `replies` are the sizes of the buffers of the readable part and of the writable part. Returns the used
-    /// length and the writable part.
+    /// Sends a request. `pieces` contains the sizes of the readable buffers, and `replies` contains the sizes of the writable buffers.
+    /// Returns the used length and the content of the writable buffers.
     fn send_split(&mut self, request: &[u8], pieces: &[u32], replies: &[u32]) -> (u32, Vec<u8>) {
         self.memory.write_slice(request, GuestAddress(BUFFERS)).unwrap();
         let len: u32 = replies.iter().sum();

@@ -18,7 +18,7 @@ use crate::worker::Task;
 /// # Panics The device has counted more flushes than there can have been requests.
 pub fn run(bytes: &[u8]) {
     let choice = bytes.first().copied().unwrap_or(0);
-    // A character device cannot be flushed.
+    // This file is a character device, so each flush fails.
     let file = (choice & 2 != 0).then(|| Arc::new(File::open("/dev/zero").expect("every host has /dev/zero")));
     let guest = ByteDriver::new(Layout::ONE_QUEUE);
     let counts = Arc::new(Counts::default());

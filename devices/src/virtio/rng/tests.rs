@@ -139,7 +139,7 @@ fn device_behind_the_iommu_reaches_only_mapped_iovas() {
     harness.ring(0);
     assert_eq!(harness.filled(), 64);
     assert_ne!(harness.bytes(BUFFER, 64), [0; 64]);
-    // A guest-physical address is not an IOVA.
+    // This address is a guest-physical address, not an IOVA.
     harness.add(BUFFER, 64, WRITE);
     harness.ring(0);
     harness.broken();

@@ -55,7 +55,7 @@ pub struct ImageOptions {
     pub allocated: bool,
 }
 
-/// Open and locked image.
+/// Opened and locked image.
 #[derive(Debug)]
 pub struct Image {
     file: File,

@@ -91,7 +91,7 @@ pub enum ResizeError {
         bytes: u64,
         /// Size of the image in bytes.
         has: u64,
-        /// Reason why the image keeps its size.
+        /// Reason why Carom cannot change the size.
         why: &'static str,
     },
     /// Another process has locked bytes that would be added to the disk.

@@ -45,7 +45,7 @@ pub(super) struct ChainOptions {
     pub(super) direct: bool,
 }
 
-/// Open image with its backing files.
+/// Opened image and its opened backing files.
 #[derive(Debug)]
 pub(in crate::virtio::block) struct Qcow2Image {
     /// `None` after the crate `imago` has panicked. All operations then fail, and nothing is written to the image.

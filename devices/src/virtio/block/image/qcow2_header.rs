@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use super::buffer::{Buffer, PAGE};
 use super::error::ImageError;
 
-/// First bytes of an image.
+/// First bytes of a qcow2 image.
 pub(super) const MAGIC: &[u8] = b"QFI\xfb";
 /// Size of a version 2 header in bytes. Later versions start with the same fields.
 const BYTES: usize = 72;

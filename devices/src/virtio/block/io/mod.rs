@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Operations on an image, run by the host kernel: with io_uring, or with system calls.
+//! Runs operations on an image in the host kernel, with io_uring or with other system calls.
 //!
 //! This module knows nothing about the guest, its queues or its requests.
 

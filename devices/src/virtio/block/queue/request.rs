@@ -61,7 +61,8 @@ impl Request {
     }
 }
 
-/// Guest memory in several parts. The addresses are those in the descriptors: IOVAs if the device is behind an IOMMU. No part is empty.
+/// Guest memory in several parts. The addresses come from the descriptors, so they are IOVAs if the device is behind an IOMMU. No part is
+/// empty.
 #[derive(Debug, Default)]
 pub(in crate::virtio::block) struct Parts {
     /// Address and length of each part. Small requests have one or two parts.

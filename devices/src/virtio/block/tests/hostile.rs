@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests with drivers that break rules, and with hosts that fail.
+//! Tests with drivers that break rules, and with failing operations of the host.
 
 use std::fs::File;
 
@@ -44,7 +44,7 @@ fn request_out_of_range_fails_and_changes_nothing() {
         assert_eq!((disk.bytes(DATA, 8192), disk.image(0, BYTES)), (vec![0xee; 8192], pattern(BYTES, 0)));
         let counters = disk.device.counters();
         assert_eq!((counters.errors, counters.host_errors, counters.read_ops), (errors, 0, 0));
-        // A request without data is valid.
+        // A request without data is valid, even at the end of the disk.
         assert_eq!(disk.call(request::IN, SECTORS, &[]), status::OK);
         assert_eq!(disk.call(request::OUT, 0, &[]), status::OK);
     }
@@ -137,8 +137,8 @@ fn malformed_chain_fails_the_device_until_reset() {
     };
     type Chain = fn(u64) -> Vec<(u64, u32, u16)>;
     let chains: [Chain; 9] = [
-        // In this order, these chains have: no status, no header, an incomplete header, a header outside memory, a status outside memory,
-        // an empty status buffer, and a status buffer that wraps around.
+        // The next seven chains have, in this order: no status, no header, an incomplete header, a header outside memory, a status outside
+        // memory, an empty status buffer, and a status buffer that wraps around the end of the address space.
         |at| vec![(at, 16, 0)],
         |at| vec![(at, 16, WRITE)],
         |at| vec![(at, 15, NEXT), (at + 0x1000, 513, WRITE)],
@@ -146,7 +146,7 @@ fn malformed_chain_fails_the_device_until_reset() {
         |at| vec![(at, 16, NEXT), (1 << 40, 1, WRITE)],
         |at| vec![(at, 16, NEXT), (at, 0, WRITE)],
         |at| vec![(at, 16, NEXT), (u64::MAX, 2, WRITE)],
-        // The first of these chains has a readable buffer after a writable buffer. The second has no status.
+        // The next chain has a readable buffer after a writable buffer. The last chain has no status.
         |at| vec![(at, 16, NEXT), (at + 0x1000, 512, NEXT | WRITE), (at, 16, NEXT), (at + 0x2000, 1, WRITE)],
         |at| (0..64).map(|_| (at, 1, NEXT)).collect(),
     ];

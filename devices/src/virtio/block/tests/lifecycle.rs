@@ -96,7 +96,7 @@ fn device_is_reset_while_bus_mastering_is_off() {
 fn resize_waits_for_requests_and_notifies_the_driver() {
     let (disk, writer, first) = reading(RING);
     let late = end_late(writer);
-    // The image is a pipe and cannot be resized.
+    // The resize fails, because the image is a pipe.
     disk.device.resize(2 << 20).unwrap_err();
     assert_eq!((disk.used(0), disk.byte(first)), (2, status::OK));
     late.join().unwrap();

@@ -53,8 +53,8 @@ fn buffers_outside_memory_need_a_reset() {
 #[test]
 fn broken_chains_need_a_reset() {
     let chains: [&[(u16, Descriptor)]; 6] = [
-        // In this order, these chains have: a loop of one descriptor, a loop of two descriptors, a link to an index outside the table, and
-        // a readable buffer after a writable buffer.
+        // The next four chains have, in this order: a loop of one descriptor, a loop of two descriptors, a link to an index outside the
+        // table, and a readable buffer after a writable buffer.
         &[(0, (BUFFERS, 4, NEXT, 0))],
         &[(0, (BUFFERS, 4, NEXT, 1)), (1, (BUFFERS, 4, WRITE | NEXT, 0))],
         &[(0, (BUFFERS, 20, NEXT, QUEUE_SIZE))],
