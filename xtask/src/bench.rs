@@ -40,7 +40,7 @@ pub const TABLES: [&str; 19] = [
     COUNTS,
 ];
 
-/// Tables of a quick run. Each other table takes a minute or more, so a quick run fills it only if the user names it.
+/// Tables of a quick run. Each other table takes a minute or more, so a quick run fills such a table only if the user names the table.
 const QUICK: [&str; 5] = ["throughput", "map_time", "pinning", "vmm", COUNTS];
 
 /// Tables that are filled only with `--all-cells`, or if the user names the table. These tables do not measure passthrough devices, or take

@@ -36,7 +36,7 @@ impl Tools<'_> {
         cargo
     }
 
-    /// Runs cargo with these arguments, and shows how many crates it has started to compile. If cargo fails, shows its output.
+    /// Runs cargo with these arguments, and shows how many crates cargo has started to compile. If cargo fails, shows its output.
     pub(crate) fn build(&self, what: &str, arguments: &[&str]) -> Result<()> {
         self.progress.show(&format!("building {what}"));
         let dir = tempfile::tempdir().context("cannot create a temporary directory for a log")?;

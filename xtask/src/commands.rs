@@ -96,8 +96,8 @@ impl Tools<'_> {
         })
     }
 
-    /// Runs a program that reports its progress. Passes each output line to `line` and writes it to the file `log`. If the
-    /// program fails, shows the end of the log.
+    /// Runs a program that reports its progress. Passes each output line to `line`, and writes the output to the file `log`. If the program
+    /// fails, shows the end of the log.
     pub(crate) fn run_watched(&self, command: &mut Command, log: &Path, mut line: impl FnMut(&str)) -> Result<()> {
         let mut file = File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
         let (reader, writer) = io::pipe().context("cannot create a pipe")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `scripts/demo`: builds what the guests need and runs `carom-bench`, which measures them in the rig or on this host.
+//! `scripts/demo`: builds what the guests need and runs `carom-bench`, which measures the guests in the rig or on this host.
 
 use std::env;
 use std::path::Path;

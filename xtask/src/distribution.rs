@@ -21,7 +21,7 @@ const ROOM: u64 = 96;
 /// Files of a bootable Debian. The image is read-only: give each guest a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Distribution {
-    /// Raw disk image. It holds an ext4 file system without partitions.
+    /// Raw disk image. The image is an ext4 file system without partitions.
     pub disk: PathBuf,
     /// Debian's kernel.
     pub kernel: PathBuf,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Library of the scripts. Each script builds the program `carom-tools` and replaces itself with it (`scripts/lib/common.sh`).
+//! Library of the scripts. Each script builds the program `carom-tools`, and then replaces itself with this program
+//! (`scripts/lib/common.sh`).
 //!
 //! [`Tools`] runs programs, keeps results in the cache ([`cache`]) under keys of their inputs ([`key`]), and installs or fetches
 //! Debian packages ([`packages`], [`apt`]). Other modules build guest kernels ([`kernel`]), initramfs ([`initramfs`],

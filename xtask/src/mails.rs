@@ -27,7 +27,7 @@ use crate::tools::Tools;
 pub enum Part {
     /// Fixes of mainline code.
     A,
-    /// DMA attributes that declare that the device overwrites a buffer. A driver sets them.
+    /// DMA attributes that declare that the device overwrites a buffer. A driver sets these attributes.
     B,
     /// Pool of kernel pages.
     C,

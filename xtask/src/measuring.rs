@@ -43,7 +43,7 @@ impl Place {
     }
 }
 
-/// Measuring program of `tests/integration`. It saves each sample in a file, and a later run continues from this file.
+/// Measuring program of `tests/integration`. The program saves each sample in a file, and a later run continues from this file.
 const PROGRAM: &str = "carom-bench";
 
 /// Run of the measuring program.

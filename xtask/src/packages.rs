@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use crate::tools::Tools;
 
 impl Tools<'_> {
-    /// Installs those of `packages` that are missing. First prints a message with the reason `why`.
+    /// Installs each package of `packages` that is missing. First prints a message with the reason `why`.
     pub(crate) fn need_packages(&self, why: &str, packages: &[&str]) -> Result<()> {
         ensure!(
             program("dpkg-query").is_some(),

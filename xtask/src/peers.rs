@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Other VMMs that Carom is compared with. Environment variables name them.
+//! Other VMMs that Carom is compared with. Environment variables name these VMMs.
 
 use std::env;
 use std::ffi::OsString;
@@ -86,7 +86,7 @@ const PLACEHOLDERS: [(&str, Placeholder); 9] = [
     ("address", Placeholder::Address),
 ];
 
-/// Groups of required placeholders. A template contains exactly one of each group, so that all VMMs get the same guest.
+/// Groups of required placeholders. A template contains exactly one placeholder of each group, so that all VMMs get the same guest.
 const NEEDED: [&[&str]; 5] = [&["kernel", "vmlinux"], &["initramfs"], &["cmdline"], &["memory_mib"], &["cpus"]];
 
 /// Part of an argument.
@@ -171,7 +171,8 @@ impl OtherVmm {
     }
 }
 
-/// Splits an argument into its parts. Braces around anything except a name, such as those of JSON, stay as they are.
+/// Splits an argument into its parts. Only braces around a name mark a placeholder. All other braces, such as the braces of JSON, stay
+/// unchanged.
 fn parts(word: &str) -> Result<Vec<Part>> {
     let is_name = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-".contains(c));
     let (mut parts, mut text, mut rest) = (Vec::new(), String::new(), word);

@@ -16,7 +16,7 @@ use crate::modules::{Modules, ORDER};
 use crate::packaged_kernel::packaged_kernel;
 use crate::tools::Tools;
 
-/// Modules for the machine. Some kernels have some of these modules built in, or lack some of them. `nvme` is not among them, because the
+/// Modules for the machine. Some kernels have some of these modules built in, or lack some of them. `nvme` is not in this list, because the
 /// drives are for vfio-pci.
 const MODULES: [&str; 22] = [
     "virtio_pci",

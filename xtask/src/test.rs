@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `scripts/test`: runs stages and lists their results at the end.
 //!
-//! Stages run one after the other. Some of them can run at the same time as the tests with guests, which often leave CPUs idle.
+//! Stages run one after the other. Some stages can run at the same time as the tests with guests, because these tests often leave CPUs
+//! idle.
 
 mod api;
 mod arm64;
@@ -112,7 +113,7 @@ impl Tools<'_> {
         print!("\n{}", report.summary(stages));
         let mut passed = report.passed();
         if out.join("started").exists() {
-            // Only stages with guests create this file, and they have built the program.
+            // Only stages with guests create this file, and these stages have built the program.
             let program = self.target_dir()?.join("debug/guest-tests");
             passed &= self.run_shown(Command::new(program).arg("tally").arg(out)).is_ok();
         }

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 
 use super::tree::{CheckTree, Mode};
 
-/// Functions of `drivers/iommu/dma-iommu.c`, without the prefix `iommu_dma_`. Each series has only some of them.
+/// Functions of `drivers/iommu/dma-iommu.c`, without the prefix `iommu_dma_`. Each series has only some of these functions.
 const FUNCTIONS: [&str; 10] = [
     "map_page",
     "unmap_page",

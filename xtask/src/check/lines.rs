@@ -17,8 +17,8 @@ const MAX_LINES: usize = 150;
 const CORE: &str = "-iommu-dma-Bounce-small-DMA-through-memory-that-stays.patch";
 /// Limit on code lines in the core. The core must have fewer lines.
 const CORE_LIMIT: usize = 2000;
-/// The same limit for 6.12. In this series, the core's files also contain the code for whole requests. In 7.3, a later patch adds that
-/// code.
+/// Limit on code lines in the core of 6.12. In this series, the core's files also contain the code for whole requests. In 7.3, a later
+/// patch adds that code.
 const CORE_LIMIT_WITH_REQUESTS: usize = CORE_LIMIT + 50;
 const REQUESTS: &str = "-nvme-pci-Bounce-requests-as-a-whole.patch";
 
@@ -44,8 +44,8 @@ impl CheckTree<'_> {
         ))
     }
 
-    /// Counts the code lines of the files that the core adds, as they are after the core's last patch. Returns a text with the
-    /// count and its limit.
+    /// Counts the code lines of the files that the core adds. Counts the lines as they are after the core's last patch. Returns a text with
+    /// the count and its limit.
     fn core_lines(&self, steps: &[Step], first: usize) -> Result<String> {
         let end = steps
             .iter()

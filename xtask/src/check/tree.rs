@@ -16,7 +16,7 @@ use crate::tools::Tools;
 /// Directory that is built completely.
 const DIRECTORY: &str = "drivers/iommu/";
 
-/// Objects outside [`DIRECTORY`] that are built if the patches touch their sources. A series may lack some of them.
+/// Objects outside [`DIRECTORY`] that are built if the patches touch their sources. A series may lack some of these objects.
 const OBJECTS: [&str; 8] = [
     "block/blk-mq",
     "block/blk-mq-dma",

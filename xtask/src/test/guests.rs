@@ -15,11 +15,11 @@ use crate::mails::Part;
 use crate::package;
 use crate::tools::Tools;
 
-/// Tests of the guest patch that also run with Debian's configuration. Each text selects the tests whose names contain it.
+/// Tests of the guest patch that also run with Debian's configuration. Each text selects the tests whose names contain this text.
 const OF_DEBIAN_CONFIG: [&str; 5] = ["kunit", "windows::", "lent::", "patch::", "drive_metadata"];
 
-/// Tests of each part of the series. Each text selects the tests whose names contain it. These tests need nothing from later parts of the
-/// series.
+/// Tests of each part of the series. Each text selects the tests whose names contain this text. These tests need nothing from later parts
+/// of the series.
 const OF_PARTS: [(Part, &[&str]); 4] = [
     (Part::A, &["without_windows_only_live_mappings", "guest_above_the_limit"]),
     (Part::B, &["without_windows_only_live_mappings", "fail_through_swiotlb"]),

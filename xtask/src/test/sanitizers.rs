@@ -116,7 +116,7 @@ impl Tools<'_> {
         Ok(command)
     }
 
-    /// Returns the user's compiler, or a compiler in the cache, which is fetched if it is missing. Returns `None` if it cannot be
+    /// Returns the user's compiler, or a compiler in the cache, which is fetched if it is missing. Returns `None` if no compiler can be
     /// fetched.
     fn nightly(&self) -> Result<Option<Nightly>> {
         let Some(rustup) = program("rustup") else { return Ok(None) };

@@ -195,7 +195,7 @@ impl IommuHandle {
         self.windows.as_ref().map_or(0, |windows| windows.held_bytes())
     }
 
-    /// Changes the maximum window memory of all domains together, in bytes. Notifies the driver if it uses bounce windows.
+    /// Changes the maximum window memory of all domains together, in bytes. If the driver uses bounce windows, notifies the driver.
     ///
     /// # Errors
     /// The device has no bounce windows, or the memory region of the windows is smaller than `bytes`.
@@ -210,8 +210,8 @@ impl IommuHandle {
         Ok(())
     }
 
-    /// Changes the advised maximum size of bounced DMA, in bytes. If `bytes` is 0, the driver chooses the maximum size. Notifies the driver
-    /// if it uses bounce windows.
+    /// Changes the advised maximum size of bounced DMA, in bytes. If `bytes` is 0, the driver chooses the maximum size. If the driver uses
+    /// bounce windows, notifies the driver.
     ///
     /// # Errors
     /// The device has no bounce windows.

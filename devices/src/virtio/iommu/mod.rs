@@ -70,8 +70,8 @@ pub struct IommuParams {
     pub windows: Option<WindowRegion>,
     /// Optional features of the queues.
     pub rings: RingFeatures,
-    /// True if a thread polls for requests when they arrive fast. The thread needs a host CPU in addition to the host CPUs that run vCPUs.
-    /// The thread stops polling when a request takes less than 1/32 of the time between two requests.
+    /// True if a thread polls for requests while requests arrive fast. The thread needs a host CPU in addition to the host CPUs that run
+    /// vCPUs. The thread stops polling when a request takes less than 1/32 of the time between two requests.
     pub poll: bool,
     /// Memory slots with guest-visible device memory, if other devices may access this memory.
     pub devices: Option<Arc<GuestVisibleMemory>>,

@@ -143,7 +143,7 @@ mod tests {
         let buffers = Buffers { first: &raw const buffer, count: 1 };
         let op = if is_write { Op::Write { buffers, offset: OFFSET } } else { Op::Read { buffers, offset: OFFSET } };
         // SAFETY: The buffer and the list stay valid until `next_ended` has returned the operation's end, and nothing accesses the bytes
-        // before.
+        // before this end.
         unsafe { engine.begin(1, &op, are_few) };
         let is_done = engine.has_ended();
         engine.submit(1).unwrap();

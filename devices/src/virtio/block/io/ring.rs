@@ -72,8 +72,8 @@ impl Ring {
     /// # Safety
     /// The same as for [`super::engine::Engine::begin`].
     pub(super) unsafe fn begin(&mut self, number: u64, op: &Op) {
-        // Do not register the file: the kernel closes registered files only some time after the process has ended, and the next user of the
-        // image would wait for that.
+        // Do not register the file: the kernel closes registered files only some time after the process has ended. Until then, the next
+        // user of the image would have to wait.
         let file = types::Fd(self.image.file().as_raw_fd());
         // An operation with a single buffer needs no list.
         let only = |buffers: &Buffers| {

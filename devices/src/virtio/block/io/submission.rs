@@ -4,7 +4,7 @@
 
 use std::io;
 
-/// Interface to the kernel side of a ring. Tests implement it without a kernel.
+/// Interface to the kernel side of a ring. Tests implement this trait without a kernel.
 pub(super) trait Kernel {
     /// Submits the entries of the submission queue, and waits for `wanted` completions. Returns the number of operations that the kernel
     /// accepted.

@@ -49,7 +49,7 @@ pub(in crate::virtio::block) fn list(buffers: &[IoBuffer]) -> Buffers {
 enum Memory {
     /// The kernel uses the guest's buffers directly.
     Lent {
-        /// Registration of the I/O. It keeps the guest memory mapped.
+        /// Registration of the I/O, which keeps the guest memory mapped.
         io: HostIo,
         /// All buffers. The buffers before index `next` are completely transferred.
         buffers: SmallVec<[IoBuffer; 2]>,
