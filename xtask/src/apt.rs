@@ -32,7 +32,8 @@ pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg
 /// Maximum age of package lists.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// First line of the generated sources.list. Change this line whenever the sources change: several checkouts share one cache.
+/// First line of the generated sources.list. Change this line whenever this program generates other sources. Otherwise, a cache keeps the
+/// package lists of the old sources for up to a day.
 const STAMP: &str = "# carom sources 3";
 
 /// Set of package lists. Each set has its own sources.
@@ -68,7 +69,7 @@ impl Tools<'_> {
             command.arg("-o").arg(format!("{option}={}", value.display()));
         }
         if geteuid().is_root() {
-            // apt fetches as an unprivileged user, which cannot enter a cache below root's home.
+            // By default, apt fetches as an unprivileged user, who cannot enter a cache below root's home.
             command.args(["-o", "APT::Sandbox::User=root"]);
         }
         command

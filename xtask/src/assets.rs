@@ -137,7 +137,7 @@ pub(crate) struct Bound(Command);
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // The script reports its errors.
+        // Ignore the exit status: the script reports its own errors.
         let _ = self.0.status();
     }
 }

@@ -66,8 +66,8 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Checks that each patch of the mail series builds by itself. After each patch, builds the objects whose sources this or an earlier
-    /// patch touched.
+    /// Checks that the kernel builds after each patch of the mail series. After each patch, builds the objects whose sources this or an
+    /// earlier patch touched.
     fn check_builds(&self, tree: &mut CheckTree, series: &str) -> Result<()> {
         let tmp = tempfile::tempdir().context("cannot create a temporary directory for the mails")?;
         let mails = tmp.path().join("series");

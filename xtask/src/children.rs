@@ -14,7 +14,7 @@ use crate::signals::Signals;
 /// Interval between checks of a child.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Time that processes have to end after SIGTERM.
+/// Time between SIGTERM and SIGKILL. Processes can end by themselves in this time.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Child process that is killed when this value is dropped.

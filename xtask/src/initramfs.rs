@@ -69,9 +69,9 @@ impl Tools<'_> {
         let dir = self.cached("guest-initramfs", &key.finish(), |dir| {
             self.progress.show("building the guest's initramfs");
             let archive = self.pack(&sources, &fio, modules.as_ref(), &names)?;
-            // The archive is not compressed: in a guest, unpacking takes longer than reading.
+            // Do not compress the archive: in a guest, decompression takes longer than reading the larger file.
             let mut packed = archive.bytes()?;
-            // The kernel expects a following archive at a multiple of 4 bytes, and skips zeros.
+            // Pad the archive with zeros, which the kernel skips. Another archive can follow only at a multiple of 4 bytes.
             packed.resize(packed.len().next_multiple_of(512), 0);
             let file = dir.join("initramfs");
             fs::write(&file, packed).with_context(|| format!("cannot write {}", file.display()))

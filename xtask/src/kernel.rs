@@ -70,7 +70,8 @@ pub struct Options {
 struct Inputs {
     /// Debian's source package, unpacked.
     package: PathBuf,
-    /// Base configuration, which the fragments override. The kernel may drop options whose dependencies are missing.
+    /// Base configuration, which the fragments override. Kconfig may drop an option of the base configuration whose dependencies are
+    /// missing.
     base: Option<String>,
     /// Configuration fragments. A later fragment overrides earlier ones.
     fragments: Vec<PathBuf>,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
-/// Collects the inputs of a key. Their order matters.
+/// Collects the inputs of a key. The order of the inputs matters.
 #[derive(Default)]
 pub(crate) struct Key(Sha256);
 
@@ -48,7 +48,7 @@ impl Key {
     }
 }
 
-/// Returns the regular files below a directory, relative to it, with their permissions.
+/// Returns the regular files below a directory, with their permissions. The paths are relative to the directory.
 pub(crate) fn files_below(top: &Path) -> Result<Vec<(PathBuf, u32)>> {
     let (mut files, mut rest) = (Vec::new(), vec![top.to_path_buf()]);
     while let Some(directory) = rest.pop() {

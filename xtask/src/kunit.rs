@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::files::read;
 
-/// File with the names of the suites and cases that a kernel contains, one per line. Kernels that have only a part of the series
+/// File with the names of the suites and cases that a kernel contains, one per line. Only kernels that are built with a part of the series
 /// have this file.
 pub const CASES: &str = "kunit-cases";
 

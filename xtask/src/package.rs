@@ -30,7 +30,7 @@ impl Tools<'_> {
         let out = options.out.clone().unwrap_or_else(|| target.join("package"));
         fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
         let out = fs::canonicalize(&out).with_context(|| out.display().to_string())?;
-        // Build the programs here first, so that the slow step shows its progress.
+        // Build the programs here first, so that this slow step shows its progress.
         let programs = ["build", "--release", "--locked", "-p", "vmm", "-p", "carom-remote"];
         self.build("carom and carom-remote", &programs)?;
         self.progress.show("building the Debian package");

@@ -65,7 +65,7 @@ pub enum Placeholder {
     MemoryMib,
     /// Number of vCPUs.
     Cpus,
-    /// File for the serial console, unless the console goes to the VMM's stdout.
+    /// File for the output of the serial console, unless the VMM writes this output to its stdout.
     Console,
     /// sysfs directory of the guest's drive.
     Device,

@@ -86,7 +86,8 @@ impl Tools<'_> {
 }
 
 impl Repository<'_> {
-    /// Writes the mails to `out` and returns the number of patches. `texts` contains the cover letter and the list of files.
+    /// Writes the mails to `out` and returns the number of patches. `texts` is the directory that contains the cover letter and the list of
+    /// files.
     fn make(&self, out: &Path, texts: &Path) -> Result<usize> {
         self.base()?;
         let listed = read(&texts.join("files"))?;

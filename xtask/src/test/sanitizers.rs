@@ -102,14 +102,14 @@ impl Tools<'_> {
         Ok(done)
     }
 
-    /// Returns a program in the compiler's environment, with its own build directories.
+    /// Returns a command that runs `words` with the nightly compiler. The command uses its own build directories.
     fn nightly_command(&self, nightly: &Nightly, words: &[&str]) -> Result<Command> {
         let mut command = nightly.rustup();
         command.args(["run", NIGHTLY]).args(words).current_dir(&self.checkout);
         command.env("CARGO_TARGET_DIR", self.target_dir()?.join("sanitizers")).env("CARGO_INCREMENTAL", "0");
         // Both tools keep the standard libraries that they build here.
         command.env("XDG_CACHE_HOME", self.cache.join("sanitizers"));
-        // These variables name the compiler that built this program.
+        // These variables name the compiler that built this program, so the command must not inherit the variables.
         for variable in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
             command.env_remove(variable);
         }

@@ -33,7 +33,7 @@ pub(super) struct Incoming {
     pub(super) driver: bool,
     /// Size of the terminal.
     pub(super) size: Size,
-    /// Terminal size of which the driver was last notified.
+    /// Terminal size in the last notification to the driver. `None` before the first notification.
     pub(super) announced: Option<Size>,
 }
 

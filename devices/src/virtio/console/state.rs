@@ -15,7 +15,7 @@ pub(super) const STATE: (&str, u32) = ("console", 1);
 pub(super) struct ConsoleState {
     /// Input that the driver has not received yet.
     pub(super) input: Vec<u8>,
-    /// Terminal size of which the driver was last notified.
+    /// Terminal size in the last notification to the driver. `None` before the first notification.
     #[serde(rename = "told")]
     pub(super) announced: Option<Size>,
     /// Number of bytes of the next print request that are already printed.

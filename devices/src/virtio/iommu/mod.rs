@@ -52,7 +52,7 @@ pub struct WindowRegion {
 pub struct RingFeatures {
     /// `INDIRECT_DESC`: a request may use an indirect descriptor table.
     pub indirect_desc: bool,
-    /// `EVENT_IDX`: the driver and the device each state at which ring index they want the next notification.
+    /// `EVENT_IDX`: the driver and the device each state the ring index that triggers the next notification.
     pub event_idx: bool,
 }
 

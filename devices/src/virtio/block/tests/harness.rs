@@ -59,7 +59,7 @@ pub(super) fn kinds() -> impl Iterator<Item = Kind> {
 }
 
 pub(super) struct Medium {
-    /// Image, for access from the host's side.
+    /// File of the image. The tests use the file to access the image's content from the host.
     pub(super) content: File,
     kind: Kind,
 }

@@ -137,17 +137,23 @@ fn malformed_chain_fails_the_device_until_reset() {
     };
     type Chain = fn(u64) -> Vec<(u64, u32, u16)>;
     let chains: [Chain; 9] = [
-        // The next seven chains have, in this order: no status, no header, an incomplete header, a header outside memory, a status outside
-        // memory, an empty status buffer, and a status buffer that wraps around the end of the address space.
+        // No status.
         |at| vec![(at, 16, 0)],
+        // No header.
         |at| vec![(at, 16, WRITE)],
+        // Incomplete header.
         |at| vec![(at, 15, NEXT), (at + 0x1000, 513, WRITE)],
+        // Header outside memory.
         |_| vec![(1 << 40, 16, NEXT), (1 << 40, 1, WRITE)],
+        // Status outside memory.
         |at| vec![(at, 16, NEXT), (1 << 40, 1, WRITE)],
+        // Empty status buffer.
         |at| vec![(at, 16, NEXT), (at, 0, WRITE)],
+        // Status buffer that wraps around the end of the address space.
         |at| vec![(at, 16, NEXT), (u64::MAX, 2, WRITE)],
-        // The next chain has a readable buffer after a writable buffer. The last chain has no status.
+        // Readable buffer after a writable buffer.
         |at| vec![(at, 16, NEXT), (at + 0x1000, 512, NEXT | WRITE), (at, 16, NEXT), (at + 0x2000, 1, WRITE)],
+        // Long chain without a status.
         |at| (0..64).map(|_| (at, 1, NEXT)).collect(),
     ];
     for kind in kinds() {

@@ -53,14 +53,17 @@ fn buffers_outside_memory_need_a_reset() {
 #[test]
 fn broken_chains_need_a_reset() {
     let chains: [&[(u16, Descriptor)]; 6] = [
-        // The next four chains have, in this order: a loop of one descriptor, a loop of two descriptors, a link to an index outside the
-        // table, and a readable buffer after a writable buffer.
+        // Loop of one descriptor.
         &[(0, (BUFFERS, 4, NEXT, 0))],
+        // Loop of two descriptors.
         &[(0, (BUFFERS, 4, NEXT, 1)), (1, (BUFFERS, 4, WRITE | NEXT, 0))],
+        // Link to an index outside the table.
         &[(0, (BUFFERS, 20, NEXT, QUEUE_SIZE))],
+        // Readable buffer after a writable buffer.
         &[(0, (BUFFERS, 4, WRITE | NEXT, 1)), (1, (BUFFERS, 20, 0, 0))],
-        // The first indirect table is outside memory. The second indirect table contains itself.
+        // Indirect table outside memory.
         &[(0, (RAM as u64, 32, INDIRECT, 0))],
+        // Indirect table that contains itself.
         &[(0, (DESCRIPTORS, 32, INDIRECT, 0))],
     ];
     for chain in chains {

@@ -111,8 +111,9 @@ fn broken_tables_need_a_reset() {
         (&good, TABLE, 31),
         (&good, TABLE, size(1)),
         (&good, TABLE, !15),
-        // The first of these tables is partly outside memory. The second table is completely outside memory.
+        // This table is partly outside memory.
         (&good[..1], RAM as u64 - 16, size(2)),
+        // This table is completely outside memory.
         (&[], u64::MAX - 15, size(2)),
     ];
     for (descriptors, at, len) in tables {
