@@ -39,7 +39,8 @@ pub struct GuestInitramfs {
 impl Tools<'_> {
     /// Returns the path of an initramfs. Builds the initramfs if it is missing.
     ///
-    /// # Errors Fails if the initramfs cannot be built, or on a signal.
+    /// # Errors
+    /// Fails if the initramfs cannot be built, or on a signal.
     pub fn guest_initramfs(&self, wanted: &GuestInitramfs) -> Result<PathBuf> {
         if let Some(dir) = wanted.modules.as_ref().filter(|dir| !dir.join("modules.builtin").is_file()) {
             let dir = dir.display();

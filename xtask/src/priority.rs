@@ -12,7 +12,7 @@ const LOWEST: i32 = 19;
 /// Ordinary priority.
 const ORDINARY: i32 = 0;
 
-/// Gives this thread the lowest priority. Programs that the thread starts inherit it.
+/// Gives this thread the lowest priority. Programs that the thread starts inherit this priority.
 ///
 /// # Errors
 /// Fails if the kernel refuses.
@@ -21,8 +21,8 @@ pub(crate) fn lower_own() -> io::Result<()> {
     Ok(setpriority_process(None, LOWEST)?)
 }
 
-/// Restores ordinary priority for all threads of this process and of its descendants. Linux allows this only to root. Errors are ignored,
-/// because a low priority only makes processes slower.
+/// Restores ordinary priority for all threads of this process and of its descendants. On Linux, only root can raise a priority. Errors are
+/// ignored, because a low priority only makes processes slower.
 pub(crate) fn restore_all() {
     let parents = parents();
     for process in family(std::process::id(), &parents) {

@@ -101,7 +101,8 @@ pub enum IommuError {
 /// Creates a virtio-iommu device. Returns the PCI function for the root bus, and the handle for the VMM. With the handle, the VMM adds
 /// endpoints, reads counters and changes the budget.
 ///
-/// # Errors The configuration breaks a rule, or an operation of the host fails. The [`IommuError`] states the reason.
+/// # Errors
+/// The configuration breaks a rule, or an operation of the host fails. The [`IommuError`] states the reason.
 pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHandle>), IommuError> {
     let IommuParams { id, memory, msi, engine: config, windows, rings, poll, devices, mmio, observer } = params;
     let budget = config.window.as_ref().map_or(0, |window| window.budget);

@@ -15,7 +15,8 @@ use crate::worker::Task;
 /// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the device serves the queue. The first
 /// byte selects whether the queue uses EVENT_IDX, and whether the device has a file. Flushes of that file fail.
 ///
-/// # Panics The device has counted more flushes than there can have been requests.
+/// # Panics
+/// The device has counted more flushes than there can have been requests.
 pub fn run(bytes: &[u8]) {
     let choice = bytes.first().copied().unwrap_or(0);
     // This file is a character device, so each flush fails.

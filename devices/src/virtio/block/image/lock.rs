@@ -139,7 +139,8 @@ impl Drop for ImageLock {
 
 /// Opens the same file with a new open file description.
 ///
-/// # Errors `/proc` is not mounted, or the process has no permission to open the file, although the process has a descriptor of the file.
+/// # Errors
+/// `/proc` is not mounted, or the process has no permission to open the file, although the process has a descriptor of the file.
 pub(super) fn reopen(file: BorrowedFd<'_>, read_only: bool) -> io::Result<File> {
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
