@@ -11,9 +11,9 @@
 //! causes a double fault.
 //!
 //! Second bug: `cpu_clear_ignne` (`fpu_helper.c`), which XRSTOR on any CPU calls, writes the first CPU's `hflags2` without a lock or an
-//! atomic operation. If the first CPU executes VMRUN or #VMEXIT meanwhile, it also changes `hflags2`: the bit for nested paging, or the
-//! global interrupt flag. This change is then lost. The result is a triple fault of the guest or a panic of its host. Nothing in the rig
-//! ever sets the bit that `cpu_clear_ignne` clears. So the fix skips the write if the bit is already clear.
+//! atomic operation. If the first CPU executes VMRUN or #VMEXIT meanwhile, that CPU changes other bits of `hflags2`: the bit for nested
+//! paging, or the global interrupt flag. This change is then lost. The result is a triple fault of the guest or a panic of its host.
+//! Nothing in the rig ever sets the bit that `cpu_clear_ignne` clears. So the fix skips the write if the bit is already clear.
 //!
 //! Third bug: `helper_vmrun` sets a bit of `interrupt_request` without the lock that all other writers hold. If another thread makes a
 //! request at the same time, the bit of that request can be lost. The CPU then notices that request only when the next request arrives.

@@ -100,8 +100,8 @@ impl Tools<'_> {
         made.map(Some)
     }
 
-    /// Returns the directory of a kernel. Builds the kernel if it is missing. The directory contains `bzImage`, `vmlinux` (ELF
-    /// with a PVH entry), `config` and the requested modules. For arm64 it contains `Image` and `config`.
+    /// Returns the directory of a kernel. Builds the kernel if it is missing. The directory contains `bzImage`, `vmlinux` (ELF with a PVH
+    /// entry), `config` and the requested modules. For arm64, the directory contains `Image` and `config`.
     ///
     /// # Errors
     /// Fails if the kernel cannot be built, or on a signal.
@@ -126,7 +126,7 @@ impl Tools<'_> {
     /// Returns a kernel's source tree. Unless the kernel is a stock kernel, the tree has the files of `guest/src` and the hooks.
     ///
     /// # Errors
-    /// As [`Tools::guest_kernel`].
+    /// The same as for [`Tools::guest_kernel`].
     pub fn kernel_source(&self, kernel: &GuestKernel) -> Result<PathBuf> {
         self.in_tree(&self.inputs(kernel)?, |tree, _| Ok(tree.to_path_buf()))
     }

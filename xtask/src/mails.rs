@@ -4,9 +4,9 @@
 //! A mail is a patch of `guest/patches/N` together with the files of `guest/src` that `guest/patches/files` assigns to it.
 //! `guest/src` contains these files as they are after the last patch.
 //!
-//! If a patch changes a file that an earlier mail added, this change is a diff in `guest/patches/later`. A diff is for all series, or
-//! only for the series in its name. Building the series first reverts all these diffs, and then applies each diff with
-//! its patch.
+//! If a patch changes a file that an earlier mail added, `guest/patches/later` contains this change as a diff. A diff is for all series, or
+//! only for the series in its name. The code that builds the series first reverts all these diffs in copies of the files. Then it applies
+//! each diff together with its patch.
 //!
 //! `guest/patches/parts` names the first mails of the parts.
 
@@ -117,8 +117,8 @@ pub(crate) fn steps(patches: &Path) -> Result<Vec<Step>> {
     Ok(series.lines().filter_map(patch_name).map(step).collect())
 }
 
-/// Parses a line of `guest/patches/files` or `guest/patches/parts`. A line of `files` has a patch and the path prefixes of its
-/// files. A line of `parts` has a part and the patches that may begin it.
+/// Parses a line of `guest/patches/files` or `guest/patches/parts`. A line of `files` lists a patch and the path prefixes of the patch's
+/// files. A line of `parts` lists a part and the patches that may begin this part.
 pub(crate) fn brought(line: &str) -> Option<(&str, Vec<String>)> {
     let mut words = line.split('#').next()?.split_whitespace();
     Some((words.next()?, words.map(String::from).collect()))

@@ -134,7 +134,7 @@ impl Tools<'_> {
         let results = results(out);
         let mut shown = Ok(());
         if fs::metadata(&results).is_ok_and(|meta| meta.len() > 0) {
-            // Copy the results first, because showing the results may fail, for example if they cannot be compared with the file of
+            // Copy the results first, because showing the results may fail, for example if the results cannot be compared with the file of
             // `--compare`.
             if let Some(json) = json {
                 fs::copy(&results, json).with_context(|| format!("cannot write {}", json.display()))?;

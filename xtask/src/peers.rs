@@ -39,8 +39,8 @@ pub fn program(variable: &str) -> Result<Option<PathBuf>> {
     env::var_os(variable).map(|path| existing(Path::new(&path)).context(variable.to_owned())).transpose()
 }
 
-/// Returns the absolute path of the executable file `path`. If `path` has no slash, a start of the program by this name would search `PATH`
-/// instead of the current directory.
+/// Returns the absolute path of the executable file `path`. Programs are started by this absolute path, because a relative path without a
+/// slash would be searched in `PATH`.
 fn existing(path: &Path) -> Result<PathBuf> {
     ensure!(
         path.is_file() && access(path, Access::EXEC_OK).is_ok(),

@@ -16,7 +16,7 @@ use crate::modules::{Modules, ORDER};
 use crate::packaged_kernel::packaged_kernel;
 use crate::tools::Tools;
 
-/// Modules for the machine. Some kernels have some of these modules built in, or lack some of them. `nvme` is not in this list, because the
+/// Modules for the machine. A kernel may have some of these modules built in, and may lack others. `nvme` is not in this list, because the
 /// drives are for vfio-pci.
 const MODULES: [&str; 22] = [
     "virtio_pci",
@@ -85,7 +85,7 @@ impl Tools<'_> {
     /// Returns Linux 6.12, built for the rig with IOMMUFD.
     ///
     /// # Errors
-    /// As [`Tools::rig_debian`].
+    /// The same as for [`Tools::rig_debian`].
     pub fn rig_iommufd(&self) -> Result<Boot> {
         let config = vec![self.checkout.join("scripts/lib/rig-kernel.config")];
         let dir = self.guest_kernel(&GuestKernel { stock: true, config, ..GuestKernel::default() })?;

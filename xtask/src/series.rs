@@ -145,8 +145,8 @@ impl Repository<'_> {
         self.commit(&["-qm", "base"])
     }
 
-    /// Checks the files of `guest/src`: if a mail adds a file, the repository's copy must be identical to the file in `guest/src`. Any
-    /// other file must be missing from the repository.
+    /// Compares the repository with `guest/src`. A file that a mail adds must be identical to the file in `guest/src`. A file of
+    /// `guest/src` that no mail adds must be missing from the repository.
     fn compare(&self, by: &str) -> Result<()> {
         for file in self.sources()? {
             let made = fs::read(self.directory.join(&file)).ok();

@@ -13,7 +13,7 @@ use signal_hook::flag;
 pub struct Signals(Arc<AtomicUsize>);
 
 impl Signals {
-    /// Starts recording these signals. They no longer end the program by themselves.
+    /// Starts recording these signals. These signals then no longer end the program by themselves.
     ///
     /// # Errors
     /// Fails if the kernel refuses a handler.

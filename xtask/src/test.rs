@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `scripts/test`: runs stages and lists their results at the end.
 //!
-//! Stages run one after the other. Some stages can run at the same time as the tests with guests, because these tests often leave CPUs
+//! Most stages run one after the other. Some stages run at the same time as the tests with guests, because these tests often leave CPUs
 //! idle.
 
 mod api;

@@ -60,7 +60,7 @@ impl<'a> Tools<'a> {
         Self { checkout, cache, signals: self.signals, progress: self.progress, output: Some(output) }
     }
 
-    /// Prints a text to the file or stdout that also gets the output of programs.
+    /// Prints a text to the place of the programs' output: to the file `output`, or to stdout if there is no such file.
     pub(crate) fn print(&self, text: &str) {
         // A failed write does no harm.
         let _ = match &self.output {

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, geteuid, test_kill_process};
 use tempfile::TempDir;
 
-/// Creates a directory in `parent`, named after `name` and this process's ID. First removes such directories of this user's ended
-/// processes.
+/// Creates a directory in `parent`, named after `name` and this process's ID. First removes such directories that ended processes of this
+/// user have left.
 ///
 /// # Errors
 /// Fails if the directory cannot be created.

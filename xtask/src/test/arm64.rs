@@ -43,8 +43,8 @@ impl Tools<'_> {
     }
 }
 
-/// Returns the cases in the patch's files. Cases for whole requests need a kernel whose block layer maps a request as a whole, so
-/// 6.12 does not have them.
+/// Returns the cases in the patch's files. Cases for whole requests need a kernel whose block layer maps a request as a whole, so 6.12
+/// lacks these cases.
 fn cases_of(source: &Path, series: &str) -> Result<Vec<String>> {
     let mut cases = Vec::new();
     for (file, _) in files_below(source)? {

@@ -76,7 +76,7 @@ impl Tools<'_> {
     ///
     /// Some checks do not apply and are left out:
     /// - `guest/` is not a kernel tree, so it has no maintainers' entries, and commits cannot be looked up.
-    /// - Each endpoint copies its DMA operations, so these cannot be constant.
+    /// - Each endpoint copies its DMA operations, so the operations cannot be constant.
     /// - Definitions of trace events have their own format, which checkpatch.pl reports as bad style.
     pub(super) fn test_patches(&self) -> Result<()> {
         self.need_command("perl", "perl", "running checkpatch.pl")?;

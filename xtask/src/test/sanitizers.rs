@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Stage with tools that find bugs which tests alone do not notice.
 //!
-//! Miri interprets tests of crates that do not use the host, and detects all undefined behaviour in them. `cargo careful` builds
-//! tests that use the host with AddressSanitizer, and with a standard library that checks unsafe preconditions.
+//! Miri interprets tests of crates that do not use the host, and detects all undefined behaviour in these tests. For tests that use the
+//! host, `cargo careful` builds the tests with AddressSanitizer, and with a standard library that checks unsafe preconditions.
 //!
 //! Both tools need a nightly compiler. If no nightly compiler is available, the stage prints what was not tested, and passes.
 

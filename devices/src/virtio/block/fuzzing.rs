@@ -65,8 +65,8 @@ pub fn run(bytes: &[u8]) {
 /// Opens a qcow2 image made from `bytes`, and runs operations on the image. Carom must either reject the image or complete every operation.
 ///
 /// The first byte of `bytes` is the number of bytes that encode operations. If the first byte is odd, the image is opened read-only. The
-/// encoded operations follow. Each operation takes 4 bytes: position (2 bytes), kind and length. The bytes after the operations are the
-/// image.
+/// encoded operations follow. Each operation takes 4 bytes: position (2 bytes), kind (1 byte) and length (1 byte). The bytes after the
+/// operations are the image.
 pub fn image(bytes: &[u8]) {
     opens(bytes);
 }

@@ -355,7 +355,7 @@ fn unmap_does_not_wait_for_the_output() {
     let (reached, at_gate) = mpsc::channel();
     let (go, gate) = mpsc::channel();
     let mut harness = Harness::printing_to(true, Box::new(Gate(reached, gate)));
-    // Drop `go` before the harness: otherwise the harness would wait for its thread, which waits for `go`.
+    // Declare `go` after the harness, so that `go` is dropped first. Otherwise the harness would wait for its thread, which waits for `go`.
     let go = go;
     harness.start();
     harness.map(OTHER, 0x1000, Permissions::READ);
