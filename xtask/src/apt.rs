@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Downloads Debian packages and unpacks them, without an installation. apt runs with separate sources and package lists, so the machine's
-//! apt configuration stays unchanged. apt checks the signatures of the package lists.
+//! Downloads and unpacks Debian packages, but does not install the packages. apt runs with separate sources and package lists, so the
+//! machine's apt configuration stays unchanged. apt checks the signatures of the package lists.
 
 mod fetch;
 mod sources;

@@ -6,9 +6,9 @@
 //! First bug: `helper_vmrun` (target/i386/tcg/system/svm_helper.c of QEMU 10.0) delivers the interrupt that KVM injects, but leaves the
 //! interrupt's vector where the CPU loop looks for pending exceptions. Each device interrupt asks the CPU to leave that loop.
 //! `cpu_handle_interrupt` (accel/tcg/cpu-exec.c) first checks for interrupts, and then for such requests to leave. If a request arrives
-//! between the two checks, the guest gets the injected interrupt again, unless it has had an exception or exit since the injection. The
-//! guest gets this interrupt even while it has interrupts disabled. At the first instruction of a kernel's entry, the repeated interrupt
-//! causes a double fault.
+//! between the two checks, the guest gets the injected interrupt again, unless the guest has had an exception or an exit since the
+//! injection. The guest gets this interrupt even while it has interrupts disabled. At the first instruction of a kernel's entry, the
+//! repeated interrupt causes a double fault.
 //!
 //! Second bug: `cpu_clear_ignne` (`fpu_helper.c`), which XRSTOR on any CPU calls, writes the first CPU's `hflags2` without a lock or an
 //! atomic operation. If the first CPU executes VMRUN or #VMEXIT meanwhile, that CPU changes other bits of `hflags2`: the bit for nested

@@ -51,8 +51,8 @@ boot
 }
 
 impl Tools<'_> {
-    /// Returns the directory of [`Firmware`]. If the directory is missing, makes it. No Debian release before forky has the firmware, so
-    /// the firmware is a package of the unstable suite.
+    /// Returns the directory that contains the files of [`Firmware`]. If the directory is missing, creates it. No Debian release before
+    /// forky has the firmware, so the firmware is a package of the unstable suite.
     ///
     /// # Errors
     /// Fails if the directory cannot be made, or on a signal.

@@ -23,8 +23,8 @@ impl Tools<'_> {
         })
     }
 
-    /// Downloads the newest version of a Debian package from bookworm, its updates and its security archive. Unpacks the package
-    /// into the cache without installing it, and returns its directory.
+    /// Downloads the newest version of a Debian package from bookworm, its updates and its security archive. Unpacks the package into the
+    /// cache without installing the package. Returns the directory of the unpacked package.
     pub(crate) fn fetch_deb(&self, package: &str) -> Result<PathBuf> {
         self.fetch_newest(Lists::Stable, package)
     }

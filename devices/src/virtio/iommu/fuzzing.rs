@@ -205,7 +205,7 @@ impl Machine {
 /// step's data.
 ///
 /// # Panics
-/// The device uses more window memory than its budget allows, or keeps a mapping or window memory after the last driver.
+/// The device uses more window memory than its budget allows, or keeps a mapping or window memory after the last driver has stopped.
 pub fn device(data: &[u8]) {
     let mut machine = Machine::new();
     machine.start(ALL);

@@ -4,7 +4,7 @@
 //!
 //! The guest reads and writes the mapped file directly, without exits. The queue carries only flush requests. A flush makes all written
 //! data durable on the host's disk. The memory is a shared memory region in a BAR. For drivers that do not support shared memory regions,
-//! the device configuration contains the BAR's address.
+//! the device configuration contains the memory's address.
 //!
 //! [`spec`] contains the specification's constants, and `device` is the interface to the transport. `memory` is the mapped file, `requests`
 //! is the task of the queue's thread, and `state` is the saved state.

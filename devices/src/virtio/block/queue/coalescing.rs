@@ -8,9 +8,9 @@
 //!
 //! The thread collects answers up to a target, and then notifies the driver. The collection of answers for one notification is a *turn*. If
 //! requests stop arriving before the target is reached, the thread lowers the target to the number of answers of this turn. The new target
-//! is at least half of the old target. A driver that waits for its answers adds no requests, so the target becomes small and the driver is
-//! notified immediately. The thread sometimes tries a larger target. If the additional requests do not arrive, the thread doubles the time
-//! until the next trial.
+//! is at least half of the old target. A driver that waits for its answers adds no requests meanwhile. For such a driver, the target
+//! becomes small, so the driver is notified immediately. The thread sometimes tries a larger target. If the additional requests do not
+//! arrive, the thread doubles the time until the next trial.
 
 use std::time::Duration;
 

@@ -219,8 +219,8 @@ fn interrupts_follow_used_event_of_the_driver() {
     }
 }
 
-/// Runs a driver with several threads. Each thread adds requests under a lock, and notifies the device outside the lock if the device asks
-/// for a notification. Drivers do the same. In the end, the device must have served all requests.
+/// Runs a driver with several threads. Each thread adds requests under a lock, as real drivers do. If the device asks for a notification,
+/// the thread notifies the device outside the lock. In the end, the device must have served all requests.
 #[test]
 fn driver_threads_that_notify_on_demand_lose_no_request() {
     const TURNS: usize = 3000;
