@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Benchmarks of the engine alone, with mappers that do nothing. They measure pairs of encoded MAP and UNMAP requests, and UNMAPs in
-//! batches.
+//! Benchmarks of the engine alone, with mappers that do nothing. The benchmarks measure pairs of encoded MAP and UNMAP requests, and
+//! batches of UNMAPs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use iommu_bounce::{Engine, EngineConfig, Limits, UnmapRequest};
 
 const PAGE: u64 = 0x1000;
 
-/// Returns the IOVA of a page. It lies above all reserved IOVAs.
+/// Returns the IOVA of page `page`. The IOVA is above all reserved IOVAs.
 fn iova(page: u64) -> u64 {
     (1 << 32) + page * PAGE
 }
@@ -65,7 +65,8 @@ fn pairs(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Measures UNMAPs of adjacent pages among 10,000 mappings, served one by one and together. The time includes decoding.
+/// Measures UNMAPs of adjacent pages in a domain with 10,000 other mappings. One benchmark serves the UNMAPs one by one, and another
+/// benchmark serves them together. The time includes decoding.
 fn batches(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("unmap_batch");
     for count in [1, 8, 64u64] {

@@ -68,8 +68,8 @@ pub struct MapperGroup(pub u32);
 ///
 /// An address space starts empty, and holds only what the engine maps. The engine receives one address space for each endpoint, with the
 /// endpoint attached. If the endpoints of a domain are in the same [`group`](Self::group), they share one address space. A mapping then
-/// takes one call instead of one call for each endpoint. The engine keeps address spaces that have no endpoint: an endpoint that leaves a
-/// shared address space later moves into one of them.
+/// takes one call instead of one call for each endpoint. The engine also keeps address spaces without endpoints. When an endpoint leaves a
+/// shared address space, it moves into one of these empty address spaces.
 pub trait DmaMapper: Send {
     /// Maps `memory` at `iova` for the device, with exactly these `permissions`.
     ///
@@ -91,8 +91,8 @@ pub trait DmaMapper: Send {
     fn limits(&self) -> MapperLimits;
 
     /// True if a mapped chunk stays valid for the device while the chunk is hidden from the guest. False if the device accesses a chunk by
-    /// its guest-physical address: while the chunk is hidden, that address does not belong to the chunk. On a reset of the VM, the engine
-    /// then unmaps all chunks of the device instead of parking them. The answer does not change.
+    /// the chunk's guest-physical address, which a hidden chunk does not have. If the answer is false, the engine unmaps all chunks of the
+    /// device on a reset of the VM, instead of parking them. The answer does not change.
     fn maps_hidden_chunks(&self) -> bool {
         true
     }
@@ -112,8 +112,8 @@ pub trait DmaMapper: Send {
     /// During the change, the endpoint may have no access to memory at all. The endpoint can never access memory that neither the old nor
     /// the new address space maps.
     ///
-    /// The engine calls this only for a group, and only for endpoints that were added with a mapper of that group. Everything
-    /// that this address space maps lies within the limits of the mapper that `endpoint` was added with.
+    /// The engine calls this method only if the address space has a group, and only for endpoints that were added with a mapper of this
+    /// group. Everything that this address space maps lies within the limits of the mapper that `endpoint` was added with.
     ///
     /// # Errors
     /// After an error, the endpoint is still in its previous address space.
@@ -126,7 +126,7 @@ pub trait DmaMapper: Send {
 /// Kind of guest-visible memory that is not RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceMemoryKind {
-    /// Registers or memory of a device. The host pins nothing to map them.
+    /// Registers or memory of a device. To map registers or device memory, the host pins no memory.
     Registers,
     /// Pages of the host, such as pages of a file. The host pins them like RAM, so they count towards
     /// [`max_mapped_bytes`](crate::Limits::max_mapped_bytes).
@@ -196,7 +196,8 @@ pub trait ChunkStore: Send {
     /// After an error, nothing has changed.
     fn back(&mut self) -> Result<u32, ChunkError>;
 
-    /// Backs the chunk with this index, in the same way as [`back`](Self::back). The engine needs this to restore a state.
+    /// Does the same as [`back`](Self::back), but for the chunk whose index is `index`. The engine calls this method when it restores a
+    /// state.
     ///
     /// # Errors
     /// After an error, nothing has changed. The error is [`io::ErrorKind::InvalidInput`] if the index is out of range or the
@@ -209,8 +210,8 @@ pub trait ChunkStore: Send {
     /// Returns the memory of a backed chunk, or `None` for any other index.
     fn memory(&self, index: u32) -> Option<VolatileSlice<'_>>;
 
-    /// Parks a backed chunk: hides it from the guest, then zeroes it. The chunk's memory stays allocated, because mappers still map the
-    /// memory. If the chunk is already parked, it is zeroed again.
+    /// Parks a backed chunk: hides it from the guest, then zeroes it. The chunk's memory stays allocated, because mappers still map it for
+    /// devices. If the chunk is already parked, the store zeroes it again.
     ///
     /// # Errors
     /// After an error, the chunk may still be visible to the guest, and the engine may only call [`release`](Self::release) for the chunk.

@@ -73,9 +73,9 @@ pub struct Limits {
     /// [`EngineConfig::bypass`] turns bypass on at power-on. `u64::MAX` means no limit.
     /// [`set_max_mapped_bytes`](crate::Engine::set_max_mapped_bytes) changes the limit.
     pub max_mapped_bytes: u64,
-    /// Maximum time to unmap everything, estimated from the typical duration of mapper calls. 4096 mappings are always allowed. Beyond
-    /// these, a request that would exceed the limit gets `NOMEM`. So unmapping delays a request, or a thread that waits for a request, by
-    /// at most a few times this duration.
+    /// Maximum time to unmap everything, estimated from the typical duration of mapper calls. 4096 mappings are always allowed. If there
+    /// are more mappings, a request that would exceed the time limit gets `NOMEM`. So unmapping delays a request, or a thread that waits
+    /// for a request, by at most a few times this duration.
     pub max_unmap_time: Duration,
     /// Maximum bytes that one mapper call maps: a power of two, at least the granule. A longer mapping takes several calls, and the VMM can
     /// [interrupt](crate::Interrupt) the request between these calls.
@@ -132,25 +132,25 @@ pub enum ConfigError {
     /// The chunk size is not a power of two, or is smaller than the granule.
     #[error("the chunk size is {chunk:#x}: it must be a power of two and at least the granule of {granule:#x} bytes")]
     ChunkSize {
-        /// Bytes per chunk.
+        /// Size of a chunk in bytes.
         chunk: u64,
-        /// Bytes of the smallest page.
+        /// Size of the engine's smallest page in bytes.
         granule: u64,
     },
     /// The region does not consist of whole chunks, or has too many chunks.
     #[error("the shared region is {region:#x} bytes: it must be 1 to 2^32 whole chunks of {chunk:#x} bytes")]
     RegionSize {
-        /// Bytes of the region.
+        /// Size of the shared region in bytes.
         region: u64,
-        /// Bytes per chunk.
+        /// Size of a chunk in bytes.
         chunk: u64,
     },
     /// The budget is larger than the region.
     #[error("the window budget is {budget:#x} bytes: it must be at most {region:#x}, the size of the shared region")]
     Budget {
-        /// Bytes of the budget.
+        /// Budget in bytes.
         budget: u64,
-        /// Bytes of the region.
+        /// Size of the shared region in bytes.
         region: u64,
     },
     /// The aperture breaks a rule.
@@ -179,9 +179,9 @@ pub enum ConfigError {
     EndpointGranule {
         /// ID of the endpoint.
         id: EndpointId,
-        /// Bytes of the host's smallest page, or 0 if the host supports no page size.
+        /// Size of the host's smallest page in bytes, or 0 if the host supports no page size.
         host: u64,
-        /// Bytes of the engine's smallest page.
+        /// Size of the engine's smallest page in bytes.
         granule: u64,
     },
     /// The host can translate no IOVA of the input range.
@@ -207,7 +207,7 @@ pub enum ConfigError {
 }
 
 impl EngineConfig {
-    /// Returns the size of the smallest page in bytes.
+    /// Returns the size of the engine's smallest page in bytes.
     pub(crate) fn granule(&self) -> u64 {
         1u64.checked_shl(self.page_size_mask.trailing_zeros()).unwrap_or(0)
     }
@@ -271,8 +271,8 @@ impl EngineConfig {
         window.check_aperture(self, chunk, ram)
     }
 
-    /// Checks that the engine can manage an endpoint with these limits. `usable` are the IOVAs that the endpoint can map, without
-    /// the MSI window.
+    /// Checks that the engine can manage an endpoint whose mapper has these limits. `usable` contains the IOVAs that the endpoint can map,
+    /// without the MSI window.
     pub(crate) fn check_endpoint(
         &self,
         id: EndpointId,
@@ -334,7 +334,7 @@ impl WindowConfig {
             return broken("must lie within input_range");
         }
         // Regions of guest RAM are far larger than chunks. So a region that overlaps the aperture covers the start or the end of at least
-        // one chunk. It is enough to check these addresses.
+        // one chunk. This loop therefore checks only the start and the end of each chunk.
         let granule = config.granule();
         let is_ram = |gpa| ram.prefix(gpa, granule).is_some();
         let mut starts = (0..=(end - start) / chunk).map(|n| start + n * chunk);

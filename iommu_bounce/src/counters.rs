@@ -129,7 +129,7 @@ impl Counters {
         self.forget_mapped(memory, len, pins);
     }
 
-    /// Subtracts memory whose mapping ended together with its mapper.
+    /// Subtracts memory whose mapping was removed together with its mapper.
     pub(crate) fn forget_mapped(&mut self, memory: MappedMemory, len: u64, pins: bool) {
         if pins && memory.is_pinned() {
             self.pinned_bytes -= len;
@@ -139,7 +139,7 @@ impl Counters {
         }
     }
 
-    /// Sets the bytes of backed window memory.
+    /// Sets the amount of backed window memory in bytes.
     pub(crate) fn note_window(&mut self, bytes: u64) {
         self.window_bytes = bytes;
         self.peak_window_bytes = self.peak_window_bytes.max(bytes);

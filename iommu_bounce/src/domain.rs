@@ -103,7 +103,8 @@ impl Domain {
         (!cut).then_some(Cover::Several)
     }
 
-    /// Returns the first mappings in `[start, last]` that follow each other without a gap, as one range (a run).
+    /// Returns the first *run* of mappings that start in `[start, last]`: the first of these mappings, and all mappings that follow it
+    /// without a gap. The result is the first and the last IOVA of the run.
     pub(crate) fn run(&self, start: u64, last: u64) -> Option<(u64, u64)> {
         let mut mappings = self.mappings.from(start).take_while(|(start, _)| *start <= last);
         let (first, mapping) = mappings.next()?;
@@ -117,7 +118,7 @@ impl Domain {
         Some((first, end))
     }
 
-    /// Returns all runs in order.
+    /// Returns all [runs](Self::run), in the order of their IOVAs.
     pub(crate) fn runs(&self) -> impl Iterator<Item = (u64, u64)> {
         let mut next = Some(0);
         std::iter::from_fn(move || {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Endpoints, with the IOVAs that each endpoint can map and its host address space.
+//! Endpoints. Each endpoint has a host address space, and a set of IOVAs that the endpoint can map.
 
 use std::ops::RangeInclusive;
 

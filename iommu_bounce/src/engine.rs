@@ -160,8 +160,8 @@ impl Engine {
     /// the endpoint's address space. If other endpoints still use that address space, a spare mapper of the group is returned instead. The
     /// VMM must make sure that the endpoint does no DMA.
     ///
-    /// Ranges that the host failed to unmap end together with the mapper. Chunks in these ranges are lost, because the engine
-    /// cannot know when they become free.
+    /// Ranges that the host failed to unmap may stay mapped until the VMM drops the mapper. Chunks in these ranges are lost, because the
+    /// engine cannot know when they become free.
     ///
     /// # Errors
     /// [`ConfigError::NoEndpoint`] if no endpoint has this ID.

@@ -44,7 +44,7 @@ pub struct HostLatency {
     pub unmap: Histogram,
 }
 
-/// One of this number of calls is timed.
+/// The engine times one of every `EACH` calls.
 const EACH: u64 = 8;
 /// Number of timed calls after which the typical duration is known.
 const FEW: u64 = 8;

@@ -4,7 +4,7 @@
 
 use crate::backend::{DeviceMemoryKind, Permissions};
 
-/// Mapping of guest RAM, made by one MAP request and always removed completely.
+/// Mapping of guest RAM. One MAP request creates the mapping, and the mapping is always removed as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
     /// Last IOVA.
@@ -14,7 +14,7 @@ pub(crate) struct Mapping {
     pub(crate) permissions: Permissions,
 }
 
-/// Mapping of device memory, made by one MAP request and always removed completely.
+/// Mapping of device memory. One MAP request creates the mapping, and the mapping is always removed as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceMapping {
     /// Last IOVA.

@@ -249,7 +249,7 @@ impl Space {
         self.group
     }
 
-    /// Returns the mapper. Stuck ranges end together with the mapper, so they are no longer counted.
+    /// Returns the mapper. `counters` no longer counts the stuck ranges, because the host unmaps them when the mapper is dropped.
     pub(crate) fn into_mapper(self, counters: &mut Counters) -> Box<dyn DmaMapper> {
         for stuck in &self.stuck {
             counters.stuck_ranges -= 1;

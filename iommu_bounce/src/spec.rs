@@ -19,8 +19,8 @@ pub mod feature {
     pub const MMIO: u64 = 1 << 5;
     /// The configuration field `bypass` is valid, and ATTACH supports bypass domains.
     pub const BYPASS_CONFIG: u64 = 1 << 6;
-    /// Bounce window extension. Carom chose this bit in the range for device-specific features, of which the specification uses bits 0 to
-    /// 6.
+    /// Bounce window extension. Carom chose this bit from the bits for device-specific features. The specification uses only bits 0 to 6 of
+    /// these bits.
     pub const BOUNCE_WINDOW: u64 = 1 << 23;
     /// Bounce window extension with an aperture above 4 GiB, for drivers that support it. Replaces `BOUNCE_WINDOW`.
     pub const BOUNCE_WINDOW_HIGH: u64 = 1 << 24;

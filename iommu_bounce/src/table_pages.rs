@@ -12,8 +12,8 @@ use std::ops::RangeInclusive;
 
 use rangemap::RangeInclusiveSet;
 
-/// Size of a place at each level, as a power of two. A page has 512 entries. At the lowest level, each entry translates 4 KiB (Intel VT-d
-/// 3.7, AMD IOMMU 2.2.3.2, Arm SMMU with pages of 4 KiB). The one page above these levels is not counted.
+/// Size of a place at each level of page tables, as an exponent of two. A page-table page has 512 entries. At the lowest level, each entry
+/// translates 4 KiB (Intel VT-d 3.7, AMD IOMMU 2.2.3.2, Arm SMMU with pages of 4 KiB). The single page above these levels is not counted.
 const LEVELS: [u32; 3] = [21, 30, 39];
 /// Number of places below 4 GiB at the lowest level. Drivers allocate most IOVAs below 4 GiB.
 const LOW: usize = 1 << (32 - LEVELS[0]);
@@ -36,8 +36,9 @@ impl TablePages {
         Self { low: [0; LOW / 64], levels: Default::default(), count: 0, max }
     }
 
-    /// Records that `[start, last]` is mapped. Returns `false`, and records nothing, if this takes too many pages. A small mapping in a
-    /// known place takes one lookup. Any other mapping takes O(log n) steps, where n is the number of known places.
+    /// Records that `[start, last]` is mapped. If the mapping would need more page-table pages than the maximum, returns `false` and
+    /// records nothing. A small mapping in a known place takes one lookup. Any other mapping takes O(log n) steps, where n is the number of
+    /// known places.
     #[must_use]
     pub(crate) fn touch(&mut self, start: u64, last: u64) -> bool {
         let lowest = place(start, last, LEVELS[0]);
@@ -121,7 +122,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each page counts once, in any order of mappings, and the maximum is never exceeded.
+        /// For any order of mappings, each page-table page counts once and the maximum is never exceeded.
         #[test]
         fn counted_pages_match_a_set_of_places(
             ranges in prop::collection::vec((0u64..1 << 33, 0u64..1 << 24, prop::sample::select(vec![0, 1u64 << 39, 1 << 47])), 0..50),

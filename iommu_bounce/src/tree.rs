@@ -166,8 +166,8 @@ impl MappingTree {
         path
     }
 
-    /// Moves all except `keep` entries of a full leaf to a new leaf after it, to make room for a mapping at `start`. Returns the
-    /// new leaf and its separator.
+    /// Makes room for a mapping at `start` in a full leaf. The first `keep` entries stay in the leaf, and the other entries move to a new
+    /// leaf that follows it. Returns the new leaf and its separator.
     fn split_leaf(&mut self, left: u32, keep: usize, start: u64) -> (u32, u64) {
         let right = self.leaves.take();
         let (leaf, new) = self.leaves.pair_mut(left, right);

@@ -260,7 +260,7 @@ pub(crate) fn fail(kind: Kind, reply: &mut [u8], status: Status) -> usize {
     fill(reply, kind.filler(), status)
 }
 
-/// Writes the reply to a successful request, for a reply that contains only the status.
+/// Writes the reply to a successful request whose reply contains only the status.
 pub(crate) fn done(reply: &mut [u8]) -> usize {
     fill(reply, 0, Status::Ok)
 }

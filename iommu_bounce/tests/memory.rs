@@ -139,7 +139,7 @@ fn ended_domain_frees_its_memory() {
         send(&mut engine, &detach(1, 1));
         send(&mut engine, &attach(1, 1));
     };
-    // The engine records the places of page tables on first use, and keeps that record.
+    // Run once before measuring: the engine allocates its record of page tables on the first run, and keeps this record.
     live_and_end();
     let left = measure(live_and_end);
     assert!(left.bytes_current <= 0, "{left:?}");

@@ -33,7 +33,8 @@ fn defined(lines: &[String], name: &str) -> u64 {
     }
 }
 
-/// Returns the bytes of a field's type, as the specification and the guest's header write it. Heads and tails are included.
+/// Returns the size in bytes of the type `kind`, as the specification and the guest's header write this type. Returns `None` for any other
+/// type.
 fn size(kind: &str) -> Option<usize> {
     match kind.trim_start_matches("__") {
         "u8" => Some(1),

@@ -110,7 +110,7 @@ where
 pub(crate) struct Request<'m> {
     /// Head index of the chain. The device returns the chain to the driver by this index.
     pub(crate) head: u16,
-    /// Size of the readable part in bytes. This size may exceed the size of the buffer that holds the copy.
+    /// Size of the readable part in bytes. If the caller's buffer is smaller, [`read_request`] copies only the start of the readable part.
     pub(crate) readable: usize,
     /// Size of the writable part in bytes.
     pub(crate) writable: usize,

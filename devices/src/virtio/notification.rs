@@ -54,7 +54,8 @@ fn keep_up(ring: &impl EventRing, size: u16) -> Result<Wrapping<u16>, Error> {
     // changing the index.
     for _ in 0..=size {
         ring.set_used_event(seen)?;
-        // The driver writes its index before it reads `avail_event`. So at least one side sees the other side's write.
+        // The device writes `avail_event` before it reads the driver's index. The driver writes its index before it reads `avail_event`. So
+        // at least one of the two sees the write of the other.
         ring.fence();
         let now = ring.available()?;
         if now == seen {

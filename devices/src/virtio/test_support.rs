@@ -196,7 +196,7 @@ impl MemorySlots for FakeSlots {
     }
 }
 
-/// Changes a saved state in one place. `place`, modulo the number of places, selects the place. `with` selects the change:
+/// Changes one JSON value of a saved state. The value's index is `place` modulo the number of values. `with` selects the change:
 /// * A number becomes another number.
 /// * An array loses its last element, or a copy of its first element is appended.
 /// * A boolean is inverted.

@@ -117,7 +117,7 @@ impl Engine {
         self.check_mapped(self.more_mapped(endpoint.space, endpoint.domain, new, content))
     }
 
-    /// Returns the address space of the domain that an endpoint in `from` could move to.
+    /// Returns an address space of `domain` that an endpoint in `from` could move to.
     pub(super) fn joinable(&self, from: SpaceId, domain: DomainId) -> Option<SpaceId> {
         let group = self.spaces.get(from).group()?;
         let spaces = &self.domains.get(&domain)?.spaces;
@@ -297,9 +297,9 @@ impl Engine {
         }
     }
 
-    /// Ends all domains. Endpoints stay in their address spaces, which then hold nothing except parked chunks. With `park`, the chunks of a
-    /// domain are parked if only one address space holds the domain and its mapper
-    /// [`maps_hidden_chunks`](crate::DmaMapper::maps_hidden_chunks).
+    /// Ends all domains. Endpoints stay in their address spaces, which then hold nothing except parked chunks. If `park` is true, the
+    /// chunks of some domains are parked instead of released. A domain's chunks are parked if only one address space holds the domain, and
+    /// the mapper of this address space returns true from [`maps_hidden_chunks`](crate::DmaMapper::maps_hidden_chunks).
     pub(super) fn end_domains(&mut self, park: bool) {
         let domains = std::mem::take(&mut self.domains);
         for endpoint in self.endpoints.values_mut() {

@@ -8,8 +8,8 @@
 //! `iopt_pages_update_pinned()` of `drivers/iommu/iommufd/pages.c`. Chunks do not count, because the budget limits them.
 //!
 //! If the VMM turns bypass on at power-on, RAM that unattached endpoints access through bypass does not count either. Firmware needs this
-//! bypass to read the boot disk. If the guest turns bypass off and on again, this RAM still does not count. The guest could also regain
-//! bypass by a reset of the VM.
+//! bypass to read the boot disk. If the guest turns bypass off and on again, this RAM still does not count, because the guest could also
+//! regain bypass by a reset of the VM.
 
 use super::Engine;
 use crate::config::ConfigError;

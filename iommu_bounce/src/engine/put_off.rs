@@ -4,9 +4,9 @@
 //! RAM. The host can take long to map all RAM. Meanwhile, all other threads that need the engine wait.
 //!
 //! A driver could cause such waits repeatedly. So the engine postpones the mapping if the batch has used up its time, or if a thread waits.
-//! A slow mapping starts a cooldown: during the cooldown, the engine also postpones the mapping, except for a reset. While the mapping is
-//! postponed, the endpoint has no access, as on a host that refuses to map RAM. If the host kernel does not pin the memory of an address
-//! space, the mapping is never postponed, because mapping then takes almost no time.
+//! A slow mapping of RAM starts a cooldown. During the cooldown, the engine also postpones mappings of RAM, except mappings that a device
+//! reset requires. While the mapping is postponed, the endpoint has no access, as on a host that refuses to map RAM. If the host kernel
+//! does not pin the memory of an address space, the mapping is never postponed, because mapping then takes almost no time.
 
 use std::time::{Duration, Instant};
 

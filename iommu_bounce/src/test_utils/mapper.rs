@@ -28,7 +28,7 @@ pub struct HostMapping {
 struct State {
     mappings: BTreeMap<u64, HostMapping>,
     limits: Option<MapperLimits>,
-    /// Number of calls that succeed before one fails. `None`: no call fails.
+    /// Number of calls that succeed before one call fails, and the kind of this failure. `None` if no call fails.
     fail_map: Option<(u32, Failure)>,
     fail_unmap: Option<u32>,
     refuse_unmaps: bool,
@@ -128,14 +128,14 @@ impl RecordingMapper {
         Self(MapperProbe(Arc::new(Mutex::new(state))))
     }
 
-    /// Makes the mapper behave like a device that accesses chunks only where the guest sees them.
+    /// Makes the mapper behave like the mapper of a device that accesses chunks by their guest-physical addresses.
     #[must_use]
     pub fn without_hidden_chunks(self) -> Self {
         self.0.state().reaches_seen_chunks_only = true;
         self
     }
 
-    /// Makes the mapper behave like a host whose kernel builds page tables.
+    /// Makes the mapper behave like a mapper for which the host kernel builds page tables.
     #[must_use]
     pub fn with_page_tables(self) -> Self {
         self.0.state().keeps_page_tables = true;
@@ -148,7 +148,7 @@ impl RecordingMapper {
     }
 }
 
-/// Ends all mappings, because the address space of a host mapper also ends with the mapper.
+/// Removes all mappings, because a dropped mapper of a real host also removes its address space.
 impl Drop for RecordingMapper {
     fn drop(&mut self) {
         self.0.state().mappings.clear();

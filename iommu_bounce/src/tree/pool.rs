@@ -7,8 +7,8 @@ pub(super) const NIL: u32 = u32::MAX;
 
 /// Number of nodes in each of the first blocks. The number is small, so that a small domain takes little memory.
 const SMALLEST: usize = 8;
-/// Divisor of the number of existing nodes, which gives the number of nodes in a new block. Large blocks cause fewer cache misses, but a
-/// block that is too large wastes memory.
+/// A new block has 1/`GROWTH` times as many nodes as all earlier blocks together. Large blocks cause fewer cache misses, but a block that
+/// is too large wastes memory.
 const GROWTH: usize = 16;
 /// Number of low bits of a node's number that give the node's place in its block. The high bits give the block.
 const PLACE_BITS: u32 = 20;

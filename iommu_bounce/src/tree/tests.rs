@@ -54,7 +54,8 @@ impl Pair {
     }
 }
 
-/// Checks that every node is within its separators, and at least half full unless it is on the edge of the tree.
+/// Checks a node and all nodes below it. The mappings of each leaf must start between the separators `low` and `high` of the leaf. A node
+/// must be at least half full, except the first leaf, the last leaf and the root.
 fn check_node(tree: &MappingTree, id: u32, height: usize, low: u64, high: u64, leaves: &mut Vec<u32>) {
     if height == 0 {
         let leaf = tree.leaves.get(id);

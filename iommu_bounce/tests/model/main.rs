@@ -53,8 +53,9 @@ fn agree(ops: &[(Option<HostFailure>, Op)]) {
     rig.check_empty();
 }
 
-/// Sends each request to a host that may fail at anything, including undo steps. The host itself panics if the engine breaks a promise. The
-/// engine's counters must match the host. When the host works again and the VM was reset, nothing may remain mapped.
+/// Sends each request to an engine whose host calls may all fail, even the calls that undo a failed request. The test host panics if the
+/// engine breaks a rule. The engine's counters must match the host. When the host works again and the VM was reset, nothing may remain
+/// mapped.
 fn survive(ops: &[(Option<HostFailure>, Op)]) {
     let mut rig = Rig::new();
     for (failure, op) in ops {

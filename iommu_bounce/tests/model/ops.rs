@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::setup::{CHUNK, ENDPOINTS, FIRST_IOVA, PAGE};
 
-/// Request or other event. Addresses are in pages from [`FIRST_IOVA`], so that most of them overlap.
+/// Request or other event. IOVAs are page numbers, counted from [`FIRST_IOVA`].
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     Attach {
@@ -68,8 +68,8 @@ pub(crate) enum Op {
     Unplug {
         endpoint: u32,
     },
-    /// Moves or hides the device's registers and the file in the guest's view. If `shown` is true, makes the registers and the file visible
-    /// again.
+    /// Hides the device's registers and the file from the guest, or makes them visible if `shown` is true. In both cases, revokes this
+    /// memory from the engine.
     ShowDevice {
         shown: bool,
     },

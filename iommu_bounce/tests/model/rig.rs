@@ -26,7 +26,7 @@ pub(crate) struct Rig {
     ram: Arc<TestRam>,
     /// Newest mapper of each endpoint.
     mappers: BTreeMap<u32, MapperProbe>,
-    /// Earlier mappers of endpoints. Another endpoint may still be in such an address space.
+    /// Mappers of endpoints that were removed. Another endpoint may still use the address space of such a mapper.
     earlier: Vec<MapperProbe>,
     group: TestGroup,
     chunks: ChunkProbe,

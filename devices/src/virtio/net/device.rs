@@ -35,11 +35,11 @@ pub struct NetTraits {
     pub pairs: u16,
     /// Size of each queue, a power of two.
     pub queue_size: u16,
-    /// True if either side may leave checksums to the other side.
+    /// True if guest and host may send each other packets whose checksum is not computed yet.
     pub csum: bool,
-    /// True if either side may send large TCP packets that are segmented later. Requires `csum`.
+    /// True if guest and host may send each other large TCP packets that are not segmented yet. Requires `csum`.
     pub tso: bool,
-    /// True if either side may send large UDP packets that are segmented later. Requires `csum`.
+    /// True if guest and host may send each other large UDP packets that are not segmented yet. Requires `csum`.
     pub uso: bool,
     /// True if a large packet may be spread over several small receive buffers. Without this feature, a driver that accepts large packets
     /// must make each receive buffer large enough for the largest packet (section 5.1.6.3.1).
@@ -113,7 +113,7 @@ impl VirtioNet {
         self.link.counts.read()
     }
 
-    /// Sets the number of pairs that the host uses, and the offloads that the driver accepts.
+    /// Configures the host interface with the offloads that the driver accepted in `features`, and with the number of queue pairs in use.
     fn set_up(&self, features: u64, pairs: u16) {
         let carrier = &self.link.carrier;
         let done = carrier.set_offloads(Offloads::of(features)).and_then(|()| carrier.set_pairs(pairs));

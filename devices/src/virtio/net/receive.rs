@@ -182,8 +182,8 @@ impl Receive {
         while room < self.len {
             let Some(chain) = self.queue.next_chain(memory).map_err(&ring)? else {
                 self.queue.put_back(self.queue.next_avail().wrapping_sub(first));
-                // If the queue is full of buffers, the driver cannot add more buffers. So a packet that is larger than all these buffers
-                // can never fit.
+                // If the queue is full of buffers, the driver cannot add more buffers. So a packet that is larger than the total size of
+                // these buffers can never fit.
                 let all = self.used.len() >= usize::from(size);
                 return Ok(if all { self.lose() } else { Step::NoRoom });
             };

@@ -151,7 +151,7 @@ pub struct VirtioPciDevice {
     requests: Arc<LastRequests>,
     state: Arc<State>,
     space: Mutex<ConfigSpace>,
-    /// Value of `space` at power-on, with the addresses that the VMM assigned.
+    /// Value of `space` at power-on, with the BAR addresses that the VMM assigned.
     pristine: Mutex<ConfigSpace>,
     msix_capability: u16,
     access_capability: u16,
@@ -163,7 +163,7 @@ impl VirtioPciDevice {
     /// Creates the PCI function of a device.
     ///
     /// # Errors
-    /// The device does not fit the transport, or the platform cannot allocate the vectors.
+    /// The device has too many queues or too large a configuration for the transport, or the platform cannot allocate the vectors.
     pub fn new(params: VirtioPciParams) -> Result<Self, TransportError> {
         let VirtioPciParams { id, device, memory, msi, doorbells, observer } = params;
         let DeviceProperties { device_type, pci_class: class, features, queue_sizes: sizes, config_len } =

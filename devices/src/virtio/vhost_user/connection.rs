@@ -92,7 +92,8 @@ impl Times {
         Self { drain: TIME, other: TIME }
     }
 
-    /// Returns the common budget of all servers of a device. After the loss of a server, the next server shares this budget.
+    /// Returns the common budget of all servers of a device. After the loss of a server, the next server continues with what is left of the
+    /// budget.
     pub(super) fn budget(self) -> Arc<Mutex<Budget>> {
         let budget = Budget::new(self.drain * BUDGET.0 / BUDGET.1, self.other / FREE, Instant::now());
         Arc::new(Mutex::new(budget))

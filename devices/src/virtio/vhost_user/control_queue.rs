@@ -84,7 +84,7 @@ impl ControlQueue {
         lock(&self.active).driver = Some(driver);
     }
 
-    /// Starts the control queue, which has index `index`. The driver's notifications write `doorbell`.
+    /// Starts the control queue, which has index `index`. The caller passes the doorbell that the driver's notifications write.
     pub(super) fn start(&self, index: u16, queue: Queue, doorbell: &EventFd) -> io::Result<()> {
         let mut active = lock(&self.active);
         let Some(driver) = active.driver.clone() else { return Ok(()) };

@@ -97,7 +97,7 @@ impl Offer {
         self.features & (model.server_features | RING_FEATURES) | model.own_features
     }
 
-    /// Returns the features to send to the server, if the driver has accepted `accepted`.
+    /// Returns the features to send to the server for a driver that has accepted the features `accepted`.
     pub(super) fn for_server(&self, accepted: u64) -> u64 {
         self.features & accepted | self.features & PROTOCOL_FEATURES
     }

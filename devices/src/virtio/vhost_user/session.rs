@@ -277,7 +277,7 @@ impl Session {
         Err(error)
     }
 
-    /// Adds one use of a memory region, for a new mapping. The region has `len` bytes, and `part` of a file backs it.
+    /// Adds one use of a memory region, for a new mapping. The region has `len` bytes. The file part `part` backs the region.
     pub(super) fn add_region(&mut self, name: RegionName, len: u64, part: FilePart) -> Result<(), ServerError> {
         let (Some(translation), has) = (&mut self.translation, self.sent.len()) else { return Ok(()) };
         let most = self.link.as_ref().map_or(usize::MAX, |link| link.offer.regions);

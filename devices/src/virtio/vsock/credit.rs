@@ -13,9 +13,9 @@ const BUF_ALLOC_32: u32 = 128 << 10;
 /// Credit of both sides of a connection. All byte counts are modulo 2^32.
 #[derive(Debug, Default)]
 pub(super) struct Credit {
-    /// Size of the guest's buffer.
+    /// Size of the guest's receive buffer.
     guest_alloc: u32,
-    /// Bytes that have left the guest's buffer.
+    /// Bytes that the guest has read from its receive buffer.
     guest_forwarded: Wrapping<u32>,
     /// Bytes sent to the guest.
     sent: Wrapping<u32>,
@@ -28,13 +28,13 @@ pub(super) struct Credit {
 }
 
 impl Credit {
-    /// Stores the state of the guest's buffer, which each packet of the guest contains.
+    /// Stores the state of the guest's receive buffer. The header of each packet from the guest contains this state.
     pub(super) fn hear(&mut self, header: &Header) {
         self.guest_alloc = header.buf_alloc;
         self.guest_forwarded = Wrapping(header.fwd_cnt);
     }
 
-    /// Returns the number of free bytes in the guest's buffer.
+    /// Returns the number of free bytes in the guest's receive buffer.
     pub(super) fn left(&self) -> usize {
         let under_way = (self.sent - self.guest_forwarded).0;
         // The cast is lossless, because Carom runs only on 64-bit hosts.
@@ -57,14 +57,14 @@ impl Credit {
     /// Returns true if a credit update is due, so that the guest receives new credit before its credit is used up. Both conditions must be
     /// met:
     /// * More than half of the guest's credit is used up.
-    /// * Since the last update, the host's side has accepted at least a quarter of the buffer, or all received bytes.
+    /// * Since the last update, the host's side has accepted at least a quarter of [`BUF_ALLOC`], or all received bytes.
     pub(super) fn needs_announcement(&self) -> bool {
         let (taken_up, news) = ((self.received - self.announced).0, (self.forwarded - self.announced).0);
         let drained = self.forwarded == self.received;
         taken_up > BUF_ALLOC_32 / 2 && news != 0 && (drained || news >= BUF_ALLOC_32 / 4)
     }
 
-    /// Writes the state of the device's buffer into the header of a packet for the guest.
+    /// Writes the state of the device's receive buffer into the header of a packet for the guest.
     pub(super) fn announce(&mut self, header: &mut Header) {
         self.announced = self.forwarded;
         header.buf_alloc = BUF_ALLOC_32;

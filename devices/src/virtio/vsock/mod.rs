@@ -4,7 +4,7 @@
 //!
 //! A host program connects to the device's socket and sends `CONNECT <port>`. The device then connects the program to this port of the
 //! guest. If a guest program connects to a port of CID 2 (the host), the device connects the guest program to the host socket
-//! `<socket>_<port>`. The host needs no kernel module and no privilege, and guests cannot reach each other.
+//! `<socket>_<port>`. Carom needs neither a kernel module nor privileges for these sockets. Guests cannot connect to each other.
 //!
 //! `device` is the interface to the transport. One thread runs `traffic`: it reads and writes packets (`packet`) and passes them to the
 //! `hub`. The hub manages the connections (`connection`). `credit` implements the flow control, and `unix` implements the host's side. The

@@ -24,9 +24,9 @@ pub(super) struct Header {
     pub(super) kind: u16,
     pub(super) op: u16,
     pub(super) flags: u32,
-    /// Total size of the sender's buffer in bytes.
+    /// Total size of the receive buffer of the packet's sender, in bytes.
     pub(super) buf_alloc: u32,
-    /// Number of bytes that have left the sender's buffer since the connection began, modulo 2^32.
+    /// Number of bytes that the packet's sender has read from its receive buffer since the connection began, modulo 2^32.
     pub(super) fwd_cnt: u32,
 }
 

@@ -46,7 +46,7 @@ pub mod op {
     pub const SHUTDOWN: u16 = 4;
     /// Carries data.
     pub const RW: u16 = 5;
-    /// Reports the state of the sender's buffer.
+    /// Reports the state of the receive buffer of the packet's sender.
     pub const CREDIT_UPDATE: u16 = 6;
     /// Requests a credit update.
     pub const CREDIT_REQUEST: u16 = 7;
@@ -54,9 +54,9 @@ pub mod op {
 
 /// Flags of [`op::SHUTDOWN`] (section 5.10.6.5).
 pub mod shutdown {
-    /// The sender will receive no more data.
+    /// The packet's sender will receive no more data.
     pub const RECEIVE: u32 = 1 << 0;
-    /// The sender will send no more data.
+    /// The packet's sender will send no more data.
     pub const SEND: u32 = 1 << 1;
     /// Both directions.
     pub const BOTH: u32 = RECEIVE | SEND;

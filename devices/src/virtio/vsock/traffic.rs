@@ -155,8 +155,9 @@ impl Traffic {
         }
         queues.ask(INDEX)?;
         let Some((driver, queue)) = queues.get(INDEX) else {
-            // A driver sets up all its queues before this task first runs. So this driver has no event queue, and the device cannot notify
-            // the driver. This is safe: new clients have other ports, and the device answers each packet of an old connection with a reset.
+            // The driver set up all its queues before this task first ran, and the event queue is not among them. So the device cannot
+            // notify the driver. The missing notification does no harm: new clients have other ports, and the device answers each packet of
+            // an old connection with a reset.
             self.reset_due = false;
             return Ok(());
         };

@@ -80,7 +80,7 @@ fn unmap_that_cannot_be_undone_succeeds_after_host_recovers() {
     assert_eq!(rig.mapper(2).mappings().len(), 2, "it is stuck");
     assert_eq!(rig.engine.counters().mappings, 1);
     assert_eq!(rig.engine.counters().stuck_ranges, 1);
-    // The domain gets no more mappings, and an UNMAP of the stuck range does not succeed.
+    // The domain accepts no more mappings, and an UNMAP of the stuck range fails.
     assert_eq!(rig.status(&map(1, 0x1000, 0x1fff, 0, READ)), DEVERR);
     assert_eq!(rig.status(&window_add(1, BOTH, APERTURE)), DEVERR);
     assert_eq!(rig.status(&unmap(1, 0x1000, 0x1fff)), DEVERR);
@@ -314,7 +314,7 @@ fn chunk_that_cannot_be_released_counts_in_the_budget() {
     assert_eq!(rig.chunks.backed(), 1);
 }
 
-/// Returns a rig with this many lost chunks, in the order of their places.
+/// Returns a rig with `chunks` lost chunks. The chunks were lost in the order of their IOVAs.
 fn lost(chunks: u64) -> Rig {
     let mut rig = pair();
     for place in 0..chunks {

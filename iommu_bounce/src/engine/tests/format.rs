@@ -5,7 +5,7 @@
 use super::*;
 use crate::test_utils::*;
 
-/// Reply to a request that is not answered.
+/// Empty reply, because the engine does not answer the request.
 const NOTHING: [u8; 0] = [];
 
 #[test]

@@ -210,8 +210,8 @@ fn endpoint_joining_address_space_cannot_reach_parked_chunks() {
     rig.all_ok([attach(12, 1)]);
     assert!(group.mapper_of(12).translate(APERTURE).is_some());
     assert!(group.mapper_of(12).translate(APERTURE + CHUNK).is_none());
-    // A window of both endpoints is parked in their shared address space. An endpoint that leaves this address space loses the
-    // chunk.
+    // The chunk of both endpoints is parked in the address space that the endpoints share. An endpoint that leaves this address space loses
+    // the chunk.
     reboot(&mut rig);
     assert_eq!(rig.engine.counters().parked_chunks, 1);
     rig.all_ok([attach(11, 1), attach(12, 2)]);

@@ -11,7 +11,7 @@ use crate::{EngineConfig, Limits, MapperLimits};
 /// Number of mappings that exceeds the limit for a slow host.
 const MANY: u64 = 5000;
 
-/// Returns an engine whose endpoint 1 has a host that takes `call` for each map call.
+/// Returns an engine with endpoint 1 in domain 1. Each map call of the endpoint's mapper takes `call`.
 fn rig(call: Duration, max_unmap_time: Duration) -> Rig {
     let mut rig =
         Rig::with_config(EngineConfig { limits: Limits { max_unmap_time, ..Limits::default() }, ..engine_config() });

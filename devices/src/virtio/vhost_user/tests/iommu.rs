@@ -326,7 +326,8 @@ fn failed_iotlb_invalidation_fails_the_unmap_and_the_device() {
         let times = if matches!(vice, Vice::Silent) { TIMES } else { Times::default() };
         let mut card = Card::with_times(Manner { vices: [(IOTLB_MSG, vice)].into(), ..manner() }, times);
         card.map(IOVA, 0x8000, 0x1000, READ_WRITE);
-        // The front end wants no answer to the update. So the front end reports success, although the server misbehaves at the update.
+        // The front end does not request an answer to the update. So the front end reports success for the miss, although the server
+        // misbehaves at the update.
         assert!(card.ask(IOVA, 1, 1));
         let begin = Instant::now();
         let outcome = card.mapper.unmap(IOVA, 0x1000);

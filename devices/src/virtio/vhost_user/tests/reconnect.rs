@@ -147,7 +147,7 @@ fn server_without_the_config_feature_serves_no_disk() {
     assert!(error.ends_with("(it lacks VHOST_USER_PROTOCOL_F_CONFIG)"), "{error}");
 }
 
-/// Returns the behaviour of a server that misbehaves in this way at each of `requests`.
+/// Returns the behaviour of a server that responds to each request in `requests` with the misbehaviour `vice`.
 fn at(requests: &[u32], vice: &Vice) -> Manner {
     Manner { vices: requests.iter().map(|request| (*request, vice.clone())).collect(), ..Manner::default() }
 }

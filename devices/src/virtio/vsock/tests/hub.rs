@@ -117,7 +117,7 @@ fn data_to_the_guest_stays_within_its_credit() {
     let (header, data) = guest.next().unwrap();
     assert_eq!((header.op, data.len()), (op::RW, 1000));
     guest.expect(op::CREDIT_REQUEST);
-    // From here on, the guest reports each time that it has read all data.
+    // From here on, the guest reports after each packet that it has read all data.
     let mut forwarded = ROOM + 1000;
     while got + 1000 < sent {
         guest.send(&Header { fwd_cnt: forwarded, ..Guest::header(PORTS, op::CREDIT_UPDATE) }, &[]);
