@@ -254,10 +254,11 @@ impl Engine {
 
     /// Serves one request.
     ///
-    /// `request` is the complete device-readable part. `reply` receives the device-writable part, and has the length of that part, but at
-    /// most [`MAX_REPLY`](crate::MAX_REPLY) bytes. Returns the used length: the number of bytes of `reply` to write to the guest. If the
-    /// type is unknown or the writable part has no room for a status, the request cannot be answered, and the used length is 0. If the
-    /// readable or writable part is too short for the type, the request does nothing and gets `INVAL` in the last four bytes.
+    /// `request` is the complete device-readable part of the request. `reply` is a buffer for the device-writable part. The buffer is as
+    /// long as this part, but at most [`MAX_REPLY`](crate::MAX_REPLY) bytes. Returns the number of bytes of `reply` to write to the guest
+    /// (the used length). If the type is unknown or the writable part has no room for a status, the request cannot be answered, and the
+    /// used length is 0. If the readable or writable part is too short for the type, the request does nothing and gets `INVAL` in the last
+    /// four bytes.
     pub fn handle(&mut self, request: &[u8], reply: &mut [u8]) -> usize {
         let began = Instant::now();
         self.retry_stuck();
@@ -273,7 +274,7 @@ impl Engine {
             self.counters.count_invalid();
             return wire::fail(kind, reply, Status::Inval);
         };
-        // If an ATTACH or MAP fails, nothing has changed, and the VMM can submit the request again.
+        // Only ATTACH and MAP can be interrupted. If such a request fails, nothing has changed, so the VMM can submit it again.
         let interruptible = matches!(request, Request::Attach(_) | Request::Map(_));
         self.steps.set_allowed(interruptible);
         let outcome = self.serve(request, reply);
@@ -397,7 +398,7 @@ impl Engine {
         self.retry_stuck();
         self.end_domains(false);
         self.counters.faults_dropped += self.faults.clear();
-        // Without a driver, nothing has changed since the last reset, so parked chunks may stay.
+        // If `accepted` is 0, no driver has used the device since the last reset. So the parked chunks may stay.
         if self.accepted != 0 {
             self.evict_all();
         }
@@ -487,7 +488,8 @@ impl Engine {
         self.windows.as_ref().filter(|_| active)
     }
 
-    /// Retries the unmap of stuck ranges, and releases the chunks that become free.
+    /// Retries the unmap of stuck ranges, and releases the chunks that become free. If no stuck range is left, maps RAM for endpoints in
+    /// bypass mode that have no access yet.
     fn retry_stuck(&mut self) {
         if self.counters.stuck_ranges == 0 {
             return;

@@ -3,8 +3,8 @@
 //! Host address spaces. Each address space has a mapper, and records the ranges that the mapper failed to unmap.
 //!
 //! Each address space of a domain maps everything that the domain has. In addition, an address space may hold *stuck* ranges: the domain no
-//! longer has such a range, but the mapper failed to unmap it. The address space records the range, and each request retries the unmap.
-//! Until an unmap succeeds, the range's memory is not reused.
+//! longer has such a range, but the mapper failed to unmap it. The address space records the range, and each request retries the unmap. A
+//! chunk in a stuck range is not reused until an unmap succeeds.
 
 mod devices;
 
@@ -67,7 +67,7 @@ pub(crate) struct Space {
     /// Parked chunks by IOVA. They are mapped in this address space, but belong to no domain.
     pub(crate) parked: BTreeMap<u64, Chunk>,
     stuck: Vec<Stuck>,
-    /// Page tables of the host, or `None` if the host keeps none.
+    /// Estimate of the host's page tables, or `None` if the host keeps no page tables.
     tables: Option<TablePages>,
     /// True if a mapping was rejected because of the limit on page tables.
     tables_were_full: bool,
@@ -459,8 +459,8 @@ impl Space {
     }
 
     /// Maps everything that a domain has, except where a range is stuck. On an error, the new mappings are unmapped again, and ranges that
-    /// the host fails to unmap become stuck. Also fails if map calls turn out to be too slow for the number of mappings. This cannot be
-    /// checked earlier if no call has been timed before.
+    /// the host fails to unmap become stuck. Also fails if map calls turn out to be too slow for the number of mappings. The caller cannot
+    /// check this in advance while the duration of a call is unknown.
     pub(crate) fn install(
         &mut self,
         domain: &Domain,

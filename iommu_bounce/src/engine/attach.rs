@@ -86,8 +86,8 @@ impl Engine {
             self.evict_from(id);
         }
         if let Err(status) = self.settle_in_time(&[id], true) {
-            // These endpoints had no access before this call either. An earlier attempt to map the RAM failed (for example, because a range
-            // is stuck) or was postponed.
+            // The log level is `debug`, because this call takes no access away from these endpoints. They already had no access: an earlier
+            // attempt to map the RAM was postponed, or failed, for example because a range is stuck.
             log::debug!("virtio-iommu: endpoints in bypass mode have no access to RAM yet: {status:?}");
         }
     }
@@ -127,8 +127,7 @@ impl Engine {
     /// Moves the endpoint into an address space that already holds the whole new domain.
     fn join(&mut self, id: EndpointId, to: SpaceId) -> Result<SpaceId, Status> {
         if !self.spaces.get(to).endpoints.contains(&id) {
-            // Parked chunks may only be accessed by the endpoints that used them. So release the parked chunks before another endpoint
-            // joins.
+            // Only the endpoints that used a chunk may access the parked chunk. So release the parked chunks before another endpoint joins.
             self.evict_from(to);
         }
         if self.spaces.get(to).is_stuck() {

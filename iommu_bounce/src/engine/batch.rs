@@ -68,7 +68,8 @@ impl Engine {
         if requests.is_sorted_by(|one, next| !one.overlaps(next)) {
             self.unmap_neighbours(requests);
         } else {
-            // If ranges overlap, the request that the driver sent first removes the mapping.
+            // If ranges overlap, the request that the driver sent first must remove the mapping. So serve the requests in the driver's
+            // order.
             requests.sort_unstable_by_key(|unmap| unmap.tag);
             self.unmap_each(requests);
         }

@@ -19,7 +19,8 @@ use crate::space::Spaces;
 use crate::spec::{Status, feature};
 use crate::{EndpointId, SpaceId};
 
-/// If mapping all RAM took at least this long, a cooldown follows in which the engine does not map all RAM again.
+/// If mapping all RAM took at least this long, a cooldown follows. During the cooldown, the engine does not map all RAM again for
+/// unattached endpoints.
 pub(super) const LONG: Duration = Duration::from_millis(500);
 /// Duration of the cooldown, as a multiple of the time that mapping all RAM took.
 pub(super) const REST: u32 = 16;
@@ -154,8 +155,8 @@ impl Engine {
         self.counters.stuck_ranges == 0
     }
 
-    /// Maps added RAM in an address space that holds all other RAM. An error names the endpoint that the address space was created for, or
-    /// an endpoint that cannot map the range.
+    /// Maps added RAM in an address space that holds all other RAM. The error is the ID of an endpoint that cannot map the range. If the
+    /// host fails, the error is the ID of the endpoint that the address space was created for.
     fn map_for_bypass(&mut self, id: SpaceId, mapping: &Mapping) -> Result<(), EndpointId> {
         let space = self.spaces.get(id);
         let covers = |id| self.endpoints.get(id).is_some_and(|endpoint| endpoint.can_map(mapping.gpa, mapping.last));

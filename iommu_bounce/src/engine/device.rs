@@ -61,7 +61,7 @@ impl Engine {
     /// # Errors
     /// A [`RestoreError`] that names the failed mapping. Mappings that were restored before the failed mapping stay.
     pub fn restore_device_memory(&mut self) -> Result<(), RestoreError> {
-        // Existing mappings are allowed to exceed a lowered cap.
+        // Lift the cap for a moment: if the cap was lowered, the saved mappings may exceed it.
         let max_mapped_bytes = std::mem::replace(&mut self.config.limits.max_mapped_bytes, u64::MAX);
         let requests = std::mem::take(&mut self.restored_devices);
         let outcome = requests.iter().try_for_each(|request| {

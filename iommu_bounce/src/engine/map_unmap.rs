@@ -161,7 +161,7 @@ impl Engine {
         domain.cover(start, last).ok_or(Status::Range)
     }
 
-    /// Checks that the host has unmapped everything in a range of the domain.
+    /// Returns `DEVERR` if a stuck range of the domain overlaps `[start, last]`.
     pub(super) fn check_unstuck(&self, domain: DomainId, start: u64, last: u64) -> Result<(), Status> {
         if self.counters.stuck_ranges == 0 {
             return Ok(());

@@ -109,12 +109,12 @@ impl Engine {
             self.set_budget(window.budget).map_err(refused)?;
             self.set_threshold(window.threshold).map_err(refused)?;
         }
-        // Existing mappings are allowed to exceed a lowered cap.
+        // Lift the cap for a moment: if the cap was lowered, the saved mappings may exceed it.
         self.config.limits.max_mapped_bytes = u64::MAX;
         self.bypass = state.bypass;
         self.settle_all().map_err(RestoreError::Bypass)?;
         let budget = self.windows.as_mut().map(|windows| {
-            // Backed chunks are allowed to exceed a lowered budget.
+            // Raise the budget for a moment: if the budget was lowered, the saved chunks may exceed it.
             let needed = state.window_bytes(windows.chunk_size()).min(windows.region_size());
             let budget = windows.config.budget;
             windows.config.budget = budget.max(needed);

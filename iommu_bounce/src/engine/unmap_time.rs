@@ -62,7 +62,7 @@ impl Engine {
         u64::try_from(self.config.limits.max_unmap_time.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Checks that these mappings, which take `time` ns to unmap, and all existing mappings can be unmapped in time.
+    /// Checks that all existing mappings and `mappings` more can be unmapped in time. Unmapping the additional mappings takes `time` ns.
     fn check_sum(&self, mut mappings: u64, mut time: u64) -> Result<(), Status> {
         // Each address space has its own times. Calls for an emulated device are fast, and do not predict calls for a host
         // device.
