@@ -127,7 +127,7 @@ pub(crate) fn wants_interrupt(queue: &mut Queue, memory: &impl GuestMemory) -> R
     if queue.event_idx_enabled() {
         return queue.needs_notification(memory);
     }
-    // The used index must be visible before this function reads the flag. Otherwise the driver could miss an interrupt.
+    // The driver must see the new used index before this function reads the flag. Otherwise the driver could miss an interrupt.
     fence(Ordering::SeqCst);
     let flags: u16 = memory.load(GuestAddress(queue.avail_ring()), Ordering::Relaxed).map_err(Error::GuestMemory)?;
     Ok(u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT == 0)

@@ -42,7 +42,8 @@ pub(super) fn wants_interrupt(queue: &Queue, memory: &impl GuestMemory, since: u
     if used.0 == 0 {
         return Ok(false);
     }
-    // The used index must be visible before this function reads `used_event` or the flag. Otherwise the driver could miss an interrupt.
+    // The driver must see the new used index before this function reads `used_event` or the flag. Otherwise the driver could miss an
+    // interrupt.
     fence(Ordering::SeqCst);
     let ring = GuestAddress(queue.avail_ring());
     let load = |offset| -> Result<u16, Error> {

@@ -51,8 +51,8 @@ impl BusGate {
     /// Opens or closes the gate according to the registers. `may_use_bus` reads the registers while the gate is locked. So after several
     /// concurrent writes, the gate follows the last write.
     ///
-    /// If the gate is closed when this function returns, the device has no I/O in flight. The device then starts no DMA and sends no
-    /// messages.
+    /// If the gate is closed when this function returns, the device has no I/O in flight. Until the gate is opened again, the device starts
+    /// no DMA and sends no messages.
     pub(super) fn follow(
         &self,
         device: &dyn VirtioDevice,

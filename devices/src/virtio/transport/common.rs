@@ -257,7 +257,7 @@ impl CommonConfig {
         queue.try_set_used_ring_address(used).ok()?;
         queue.set_event_idx(self.driver_features & EVENT_IDX != 0);
         queue.set_ready(true);
-        // An available ring at address 0 is invalid, because virtio-queue treats such a queue as never set up.
+        // Reject an available ring at address 0, because virtio-queue treats a queue with such a ring as never set up.
         (setup.rings[1] != 0 && queue.is_valid(memory)).then_some(Some(queue))
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Connection to a server. The server may be broken or hostile. If a server does not answer a request in time, the server is *gone*. The
-//! connection keeps the reason, and all later requests fail immediately.
+//! Connection to a server. The server may be broken or hostile. If a server closes the connection, breaks the protocol, or does not answer
+//! a request in time, the server is *gone*. The connection stores the reason, and all later requests fail immediately.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -132,7 +132,8 @@ impl Connection {
         Ok(Self { frontend, socket: own, limit, times, peer: Peer::new_server(), budget, gone: None, left: false })
     }
 
-    /// Sends a request and waits for its completion, for at most `time`.
+    /// Sends a request and waits for the answer. The wait ends after `time`, or earlier if the current operation or the budget has less
+    /// time left.
     fn call<R>(
         &mut self,
         request: &'static str,

@@ -241,7 +241,7 @@ impl Session {
     /// Sends the server the translation for an access. Returns false if the server did not get a translation.
     pub(super) fn translate(&mut self, iova: u64, access: Permissions) -> bool {
         let (Some(translation), Some(link)) = (&mut self.translation, &mut self.link) else { return false };
-        // Without a driver, the server has nothing to access.
+        // Without a driver, the server must not access any memory.
         if self.driver.is_none() {
             return false;
         }

@@ -163,7 +163,8 @@ impl Watch {
         files.extend([event_fd::borrow(&self.shared.wake), event_fd::borrow(&self.errors)]);
         files.extend(self.back_channel.iter().map(BackChannel::socket));
         let mut files: Vec<_> = files.iter().map(|file| PollFd::new(file, PollFlags::IN)).collect();
-        // Wait only for the end of the connection: the thread that sends a request reads the reply.
+        // On the socket, wait only for the end of the connection. Replies need no event here, because the thread that sends a request also
+        // reads the reply.
         files.extend(self.socket.iter().map(|socket| PollFd::new(socket, PollFlags::RDHUP)));
         let pause = self.next_look.saturating_duration_since(Instant::now());
         let time = self.socket.is_none().then(|| Timespec::try_from(pause).ok()).flatten();
