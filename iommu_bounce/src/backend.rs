@@ -87,7 +87,7 @@ pub trait DmaMapper: Send {
     /// After an error, the whole range is still mapped.
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError>;
 
-    /// Returns the limits of this mapper. They do not change.
+    /// Returns the limits of this mapper. The limits do not change.
     fn limits(&self) -> MapperLimits;
 
     /// True if a mapped chunk stays valid for the device while the chunk is hidden from the guest. False if the device accesses a chunk by

@@ -297,8 +297,8 @@ impl Engine {
         self.steps.interrupt()
     }
 
-    /// True if the last request was [interrupted](Interrupt). Then the request had no effect and was not answered. The VMM must submit the
-    /// request again as soon as no thread waits for the engine any longer.
+    /// True if the last request was [interrupted](Interrupt). An interrupted request has had no effect and was not answered. The VMM must
+    /// submit the request again as soon as no thread waits for the engine any longer.
     pub fn take_interrupted(&mut self) -> bool {
         self.steps.take_happened()
     }

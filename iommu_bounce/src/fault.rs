@@ -134,14 +134,14 @@ impl FaultQueue {
         self.pending.is_empty()
     }
 
-    /// Drops the faults of an endpoint that is being removed. Returns their number.
+    /// Drops the faults of an endpoint that is being removed. Returns the number of dropped faults.
     pub(crate) fn forget(&mut self, endpoint: EndpointId) -> u64 {
         let before = self.pending.len();
         self.pending.retain(|fault| fault.endpoint != endpoint);
         (before - self.pending.len()) as u64
     }
 
-    /// Drops all pending faults. Returns their number.
+    /// Drops all pending faults. Returns the number of dropped faults.
     pub(crate) fn clear(&mut self) -> u64 {
         let count = self.pending.len() as u64;
         self.pending.clear();

@@ -12,8 +12,8 @@
 //!
 //! The crate does not depend on virtqueues, KVM or PCI. So a test, a model or a fuzzer can drive the engine without a VM.
 //!
-//! Wire format and state are separate. [`spec`] has the numbers and layouts of the specification, and the wire module decodes and
-//! encodes them. The modules that keep the state never handle bytes from the guest.
+//! Wire format and state are separate. [`spec`] contains the numbers and layouts of the specification. The wire module decodes requests and
+//! encodes replies. The modules that keep the state never handle bytes from the guest.
 #![forbid(unsafe_code)]
 
 mod activity;

@@ -21,10 +21,10 @@ const LOW: usize = 1 << (32 - LEVELS[0]);
 /// Page-table pages of an address space. Each level has a tree of ranges, so the memory use grows with the number of ranges.
 #[derive(Debug)]
 pub(crate) struct TablePages {
-    /// One bit for each place below 4 GiB at the lowest level, set if its page exists. Nearly every mapping only
-    /// needs this lookup.
+    /// One bit for each place below 4 GiB at the lowest level. A bit is set if the page-table page of its place exists. Nearly every
+    /// mapping only needs this lookup.
     low: [u64; LOW / 64],
-    /// Numbers of the places whose page exists, at each level.
+    /// Numbers of the places whose page-table page exists, for each level.
     levels: [RangeInclusiveSet<u64>; LEVELS.len()],
     count: u64,
     max: u64,

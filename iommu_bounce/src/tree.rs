@@ -127,7 +127,8 @@ impl MappingTree {
         self.insert_child(&path, separator, right);
     }
 
-    /// Removes the mappings that start in `[start, last]`. Returns their number and the bytes that they mapped.
+    /// Removes the mappings that start in `[start, last]`. Returns the number of removed mappings, and the total number of bytes that they
+    /// mapped.
     pub(crate) fn remove_range(&mut self, start: u64, last: u64) -> (usize, u64) {
         let (before, mut bytes) = (self.len, 0u64);
         while self.len != 0 {
@@ -232,8 +233,8 @@ impl MappingTree {
         self.remove_child(path, left_place + 1);
     }
 
-    /// Returns two adjacent children of `parent`, one of which is at `place`. The result has the index of the left child, the left child,
-    /// and the right child.
+    /// Returns two adjacent children of `parent`, one of which is at `place`. The result consists of the index of the left child in
+    /// `parent`, the left child, and the right child.
     fn neighbours(&self, parent: u32, place: usize) -> (usize, u32, u32) {
         let inner = self.inners.get(parent);
         let left = if place + 1 < inner.len() { place } else { place - 1 };

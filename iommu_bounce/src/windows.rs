@@ -45,7 +45,7 @@ impl Windows {
         start <= *self.config.aperture.end() && last >= *self.config.aperture.start()
     }
 
-    /// True if a chunk can be at `iova`.
+    /// True if `iova` lies in the aperture and is a multiple of the chunk size, so that a chunk can be mapped there.
     pub(crate) fn is_place(&self, iova: u64) -> bool {
         self.config.aperture.contains(&iova) && iova.is_multiple_of(self.chunk_size())
     }

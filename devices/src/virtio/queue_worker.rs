@@ -50,7 +50,8 @@ type IsApart = dyn Fn(u16, &Driver) -> bool + Send + Sync;
 /// State that changes with the driver.
 struct Active<T: Task> {
     driver: Option<Driver>,
-    /// Threads and their numbers. A list is fast enough for a few threads. A map would add much machine code for each task type.
+    /// Threads, each with the number that `QueueWorker::thread` returns. A list is fast enough for a few threads. A map would add much
+    /// machine code for each task type.
     workers: Vec<(usize, Worker<T>)>,
     paused: bool,
 }

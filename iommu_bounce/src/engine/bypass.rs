@@ -103,8 +103,8 @@ impl Engine {
     /// Adds RAM at `[gpa, gpa + len)`, where the guest had no RAM. Endpoints in bypass mode can access the RAM from now on.
     ///
     /// # Errors
-    /// [`ConfigError::EndpointBypass`] if the host cannot map the RAM for one of these endpoints. Then no endpoint can access the added
-    /// RAM.
+    /// [`ConfigError::EndpointBypass`] if the host cannot map the RAM for one of these endpoints. After the error, no endpoint can access
+    /// the added RAM.
     pub fn add_ram(&mut self, gpa: u64, len: u64) -> Result<(), ConfigError> {
         let Some(mapping) = itself(gpa, len, self.config.granule()) else { return Ok(()) };
         let bypassed = |domain: &&Domain| domain.bypass;
@@ -137,8 +137,8 @@ impl Engine {
     /// driver that guessed its address may have mapped it. All mappings that touch the region are unmapped and removed for all endpoints,
     /// including endpoints in bypass mode. [`GuestRam`] must no longer return the region.
     ///
-    /// Returns `false` if the host fails to unmap a range. Then an endpoint may still access the RAM, so its pages must not be reused. Call
-    /// this function again to retry the unmap.
+    /// Returns `false` if the host fails to unmap a range. In this case, an endpoint may still access the RAM, so the RAM's pages must not
+    /// be reused. Call this function again to retry the unmap.
     #[must_use]
     pub fn take_ram(&mut self, gpa: u64, len: u64) -> bool {
         self.retry_stuck();

@@ -82,7 +82,8 @@ impl Engine {
 
     /// Unmaps the device memory at `[gpa, gpa + len)` for all endpoints, before the memory disappears from the guest's view.
     /// [`GuestRam::device`](crate::GuestRam::device) must no longer return this memory. Returns `false` if the host fails to unmap the
-    /// memory. Then an endpoint may still access the memory, so the memory must not be reused. Call this function again to retry the unmap.
+    /// memory. In this case, an endpoint may still access the memory, so the memory must not be reused. Call this function again to retry
+    /// the unmap.
     pub fn revoke_device_memory(&mut self, gpa: u64, len: u64) -> bool {
         self.retry_stuck();
         let end = gpa.saturating_add(len);

@@ -40,7 +40,7 @@ impl Engine {
             let call = group.map(Space::call_ns).max().filter(|call| *call != 0);
             if more > ALWAYS { call.ok_or(Status::NoMem)? } else { call.unwrap_or(0) }
         } else {
-            // If the duration of a call is unknown, it is measured while the domain is mapped.
+            // 0 means that the duration of a call is unknown. In this case, `Space::install` checks the duration while it maps the domain.
             space.call_ns()
         };
         self.check_sum(more, more.saturating_mul(call))

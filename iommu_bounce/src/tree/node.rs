@@ -242,7 +242,7 @@ impl Inner {
     }
 
     /// Divides the children of this node and the next node `right` equally between the two nodes. `separator` is the old separator of the
-    /// nodes. Returns their new separator.
+    /// nodes. Returns the new separator.
     pub(super) fn share(&mut self, right: &mut Self, separator: u64) -> u64 {
         let half = (self.len() + right.len()) / 2;
         right.keys[0] = separator;

@@ -22,8 +22,8 @@ fn agree(ops: &[(Option<HostFailure>, Op)]) {
             continue;
         }
         rig.model.host = rig.look();
-        // If the host fails to map RAM for bypass, an endpoint has no access, which the model does not predict. Only `survive` tests this
-        // case.
+        // While bypass is on, let no host call fail. If the host failed to map RAM, an endpoint would have no access, and the model does
+        // not predict this. Only `survive` tests this case.
         if let Some(failure) = failure.as_ref().filter(|_| !rig.model.bypass) {
             rig.inject(failure);
         }

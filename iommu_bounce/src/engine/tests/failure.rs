@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of failing hosts: the engine undoes a step, or handles the failure to undo it.
+//! Tests with host calls that fail. The engine undoes the earlier steps of the request, or handles a failure of the undo.
 
 use super::*;
 use crate::test_utils::*;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of WINDOW_ADD and WINDOW_DEL. They cover each row of the protocol's table of statuses, and the resulting state.
+//! Tests of WINDOW_ADD and WINDOW_DEL. The tests cover each row of the table of statuses in docs/bounce-windows.md, and check the resulting
+//! state.
 
 use super::*;
 use crate::test_utils::*;

@@ -126,8 +126,8 @@ fn server_dribbling_bytes_is_dropped_within_the_time_limit() {
 
 #[test]
 fn server_slow_at_every_request_is_limited_per_operation() {
-    // Each of sixteen requests takes more than 60 ms. A single request may take 200 ms. All requests of the operation together may also
-    // take only 200 ms.
+    // Each of the sixteen requests takes more than 60 ms. The limit is 200 ms for a single request, and also 200 ms for all requests of the
+    // operation together.
     let all =
         [SET_FEATURES, SET_MEM_TABLE, SET_VRING_NUM, SET_VRING_ADDR, SET_VRING_BASE, SET_VRING_KICK, SET_VRING_CALL];
     let vices = all.map(|request| (request, Vice::Dribble(Duration::from_millis(3)))).into();
@@ -145,7 +145,7 @@ fn server_slow_at_every_request_is_limited_per_operation() {
 
 #[test]
 fn server_flooding_config_changes_does_not_hold_up_pauses() {
-    // Each answer takes about 50 ms. The budget is not charged for these answers.
+    // Each answer takes about 50 ms. Answers that are so fast are not charged to the budget.
     let Running { server, device, .. } =
         Running::new(with(GET_CONFIG, Vice::Dribble(Duration::from_micros(500))), Model::block(1, 64), 1);
     let asked = server.take();
@@ -161,7 +161,7 @@ fn server_flooding_config_changes_does_not_hold_up_pauses() {
         waited += before.filter(|request| **request == GET_CONFIG).count();
         device.resume();
     }
-    // `waited` does not include the request that is in flight when a pause begins.
+    // `waited` counts the requests that the front end sent after a pause began, and before the pause stopped the queue.
     assert!(waited <= 16, "{waited} more answers were waited for at 8 pauses");
 }
 
@@ -220,7 +220,7 @@ fn server_without_protocol_features_works() {
     assert_eq!(server.requests(), [SET_OWNER, GET_FEATURES]);
     let interrupts = InterruptRecord::with_events(2);
     start(&device, &ram(1), &interrupts, 1);
-    // The server does not acknowledge requests. Its answer to GET_VRING_BASE shows that it has received all earlier requests.
+    // The server does not acknowledge requests. The answer to GET_VRING_BASE shows that the server has received all earlier requests.
     device.pause();
     let asked = server.requests();
     assert!(!asked.contains(&SET_VRING_ENABLE) && asked.last() == Some(&GET_VRING_BASE), "{asked:?}");

@@ -339,7 +339,7 @@ fn failed_iotlb_invalidation_fails_the_unmap_and_the_device() {
         );
         assert!(failures.len() == 1 && failures[0].starts_with(&wanted), "{failures:?}");
         wait(|| card.device.counters().server_losses == 1);
-        // The connection has ended, so no server has the translation. The UNMAP then succeeds.
+        // The connection has ended, so no server has the translation any more. Therefore the UNMAP succeeds.
         card.mapper.unmap(IOVA, 0x1000).unwrap();
     }
 }
