@@ -216,7 +216,7 @@ impl<D, M> TestDriver<D, M> {
         head
     }
 
-    /// Adds a chain to a queue. Its first descriptor is at `head`, and the other descriptors follow.
+    /// Adds a chain to a queue. The chain's first descriptor has index `head`, and the other descriptors follow directly.
     pub(super) fn chain_at(&mut self, queue: u16, head: u16, parts: &[Part]) {
         let [table, available, _] = self.rings.of(queue);
         let size = self.rings.size;

@@ -64,8 +64,8 @@ impl Engine {
 
     /// Checks that all existing mappings and `mappings` more can be unmapped in time. Unmapping the additional mappings takes `time` ns.
     fn check_sum(&self, mut mappings: u64, mut time: u64) -> Result<(), Status> {
-        // Each address space has its own times. Calls for an emulated device are fast, and do not predict calls for a host
-        // device.
+        // Use the typical duration of a call of each address space. Calls for an emulated device are fast, and do not predict calls for a
+        // host device.
         for domain in self.domains.values() {
             let count = domain.count();
             for id in &domain.spaces {

@@ -9,7 +9,8 @@ use crate::counters::Counters;
 use crate::mapping::{DeviceMapping, MappedMemory};
 use crate::spec::Status;
 
-/// Returns the kind of the device memory at `[gpa, gpa + len)`, or `None` if the range is not device memory that allows `permissions`.
+/// Returns the kind of the device memory at `[gpa, gpa + len)`, or `None` if the range is not device memory, or does not allow
+/// `permissions`.
 pub(crate) fn device_kind(
     ram: &dyn GuestRam,
     gpa: u64,

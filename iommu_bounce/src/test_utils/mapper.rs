@@ -102,8 +102,8 @@ enum Failure {
 /// [`DmaMapper`] that records its mappings in a tree.
 ///
 /// # Panics
-/// Its calls panic if the engine breaks the rules of the trait. Examples are an overlap, an unaligned or unusable range, no permission, or
-/// an unmap that splits a mapping.
+/// The methods panic if the engine breaks the rules of [`DmaMapper`]. Examples are an overlap, an unaligned or unusable range, no
+/// permission, or an unmap that splits a mapping.
 #[derive(Debug)]
 pub struct RecordingMapper(MapperProbe);
 

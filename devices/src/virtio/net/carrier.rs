@@ -12,13 +12,13 @@ use super::spec::{GUEST_CSUM, GUEST_ECN, GUEST_TSO4, GUEST_TSO6, GUEST_USO4, GUE
 pub struct Offloads {
     /// Packets without a checksum.
     pub csum: bool,
-    /// Large packets of TCP over IPv4, still to be segmented.
+    /// Large TCP packets over IPv4 that are not segmented yet.
     pub tso4: bool,
-    /// Large packets of TCP over IPv6, still to be segmented.
+    /// Large TCP packets over IPv6 that are not segmented yet.
     pub tso6: bool,
-    /// Large packets of TCP with ECN bits, still to be segmented.
+    /// Large TCP packets with ECN bits that are not segmented yet.
     pub ecn: bool,
-    /// Large packets of UDP over IPv4 or IPv6, still to be segmented.
+    /// Large UDP packets over IPv4 or IPv6 that are not segmented yet.
     pub uso: bool,
 }
 

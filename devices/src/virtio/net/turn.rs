@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Turns of the queues that a thread serves.
+//! Turns: one thread serves several queues alternately, a limited number of packets at a time.
 
 use std::time::{Duration, Instant};
 

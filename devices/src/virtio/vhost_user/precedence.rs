@@ -4,7 +4,8 @@
 //!
 //! A server may send an endless stream of requests for translations, or of reports that its configuration has changed. Each request takes
 //! the session's lock for a moment. A thread that needs the lock for an UNMAP or a pause could lose the race for the lock every time. So
-//! the watcher thread, which serves the server's requests, lets such threads go first.
+//! such threads register before they wait for the lock. The watcher thread, which serves the server's requests, waits until no thread is
+//! registered before it takes the lock.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,8 +13,8 @@ use std::time::Duration;
 
 use crate::sync::lock;
 
-/// Maximum time for which a thread lets other threads go first. Many of the other threads are vCPU threads. Without this limit, the guest
-/// could delay the server's requests for ever.
+/// Maximum time for which the watcher thread waits for registered threads. Many of the registered threads are vCPU threads. Without this
+/// limit, the guest could delay the server's requests for ever.
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// Precedence of threads for a lock, as described in the module documentation.
@@ -23,10 +24,10 @@ pub(super) struct Precedence {
     none: Condvar,
 }
 
-/// Registration of a thread that goes first. The registration ends when the value is dropped.
+/// Registration of a thread that takes the lock before the watcher thread. The registration ends when the value is dropped.
 struct First<'p>(&'p Precedence);
 
-/// Lock guard of a thread that goes first.
+/// Lock guard of a registered thread.
 pub(super) struct FirstGuard<'p, T> {
     /// Declared before `_first`, so the lock is released before the registration ends.
     guard: MutexGuard<'p, T>,
@@ -48,25 +49,25 @@ impl<T> DerefMut for FirstGuard<'_, T> {
 }
 
 impl Precedence {
-    /// Locks `mutex` for a caller that goes first.
+    /// Registers the calling thread, and locks `mutex`.
     pub(super) fn lock_first<'p, T>(&'p self, mutex: &'p Mutex<T>) -> FirstGuard<'p, T> {
         let first = self.take();
         FirstGuard { guard: lock(mutex), _first: first }
     }
 
-    /// Locks `mutex` for a caller that lets other threads go first.
+    /// Waits until no thread is registered, for at most [`LONGEST`]. Then locks `mutex`.
     pub(super) fn lock_last<'p, T>(&self, mutex: &'p Mutex<T>) -> MutexGuard<'p, T> {
         self.give();
         lock(mutex)
     }
 
-    /// Registers the caller as a thread that goes first.
+    /// Registers the calling thread.
     fn take(&self) -> First<'_> {
         *lock(&self.first) += 1;
         First(self)
     }
 
-    /// Waits until no thread goes first, for at most [`LONGEST`].
+    /// Waits until no thread is registered, for at most [`LONGEST`].
     fn give(&self) {
         let first = lock(&self.first);
         let waited = self.none.wait_timeout_while(first, LONGEST, |first| *first != 0);

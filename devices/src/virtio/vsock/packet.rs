@@ -60,7 +60,7 @@ impl Header {
         (u8::try_from(self.op).unwrap_or(u8::MAX), u64::from(self.src_port) << 32 | u64::from(self.dst_port))
     }
 
-    /// Encodes the header for [`Self::decode`].
+    /// Encodes the header in the format that [`Self::decode`] reads.
     pub(super) fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
