@@ -126,7 +126,7 @@ pub trait DmaMapper: Send {
 /// Kind of guest-visible memory that is not RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceMemoryKind {
-    /// Registers or memory of a device. To map registers or device memory, the host pins no memory.
+    /// Registers or memory of a device. The host pins no pages for such a mapping.
     Registers,
     /// Pages of the host, such as pages of a file. The host pins them like RAM, so they count towards
     /// [`max_mapped_bytes`](crate::Limits::max_mapped_bytes).

@@ -54,8 +54,8 @@ pub use report::DomainWindow;
 /// Maximum duration of a batch. After this time, the engine rejects further requests of the batch that take host resources.
 const MOST_OF_BATCH: Duration = Duration::from_secs(1);
 
-/// Times at which the requests of a batch were served. The end of the last request is calculated only on demand. A calculation for each
-/// request would slow the requests down, which take less than a microsecond.
+/// Times at which the requests of a batch were served. The end of the last request is calculated only on demand. A request takes less than
+/// a microsecond, so a calculation for each request would be a noticeable cost.
 #[derive(Clone, Copy)]
 struct Served {
     /// Start of the first request.

@@ -15,7 +15,7 @@ use crate::dma::NearMemory;
 /// Error text for a buffer outside the memory that the device can access.
 pub(crate) const OUTSIDE: &str = "a buffer is outside the memory that the device can access";
 
-/// Buffer of a descriptor chain. The address is not checked. The length fits a `usize`.
+/// Buffer of a descriptor chain. The address is not checked. The length fits in a `usize`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffer {
     pub(crate) address: GuestAddress,

@@ -267,7 +267,7 @@ impl BusyDriver {
 
     /// Returns a driver of `queue`, whose rings are in `ram`.
     pub(super) fn new(ram: Arc<Ram>, queue: &Queue, most: u16) -> Self {
-        // `view` has the same rings as `queue`. The driver uses only the addresses of the rings.
+        // `view` has no descriptor table: the driver uses only the addresses of the available ring and the used ring.
         let view = queue_at(queue.size(), [0, queue.avail_ring(), queue.used_ring()]);
         Self {
             ram,

@@ -3,8 +3,8 @@
 //! Task of the thread that serves a pair of queues.
 //!
 //! One thread serves both queues of a pair. Most received packets answer transmitted packets, and the host kernel often creates the answer
-//! while it accepts the transmitted packet. The host kernel would wake a separate receive thread for each packet, while the transmit thread
-//! still works. A single thread reads all answers after it has finished transmitting.
+//! while it accepts the transmitted packet. With a separate receive thread, the host kernel would wake this thread for each packet, while
+//! the transmit thread still works. A single thread first transmits all packets, and then reads all answers.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

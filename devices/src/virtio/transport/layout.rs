@@ -8,8 +8,8 @@ use crate::virtio::SharedRegion;
 
 /// BAR with the structures and the MSI-X table.
 pub(super) const STRUCTURES_BAR: u8 = 0;
-/// I/O port BAR for notifications. The VM exit of a port write gives the hypervisor the address and the value. After a write to memory, the
-/// hypervisor must first walk page tables and decode the instruction.
+/// I/O port BAR for notifications. Notifications by a port write are faster: the VM exit of a port write gives the hypervisor the address
+/// and the value. After a write to memory, the hypervisor must first walk page tables and decode the instruction.
 pub(super) const NOTIFY_BAR: u8 = 1;
 /// 64-bit BAR with only the shared memory region. A 64-bit BAR also uses the next BAR register (3).
 pub(super) const SHARED_BAR: u8 = 2;

@@ -36,7 +36,7 @@ pub enum TransportError {
     /// The device has more queues than the transport supports.
     #[error("the device has {0} queues, but the virtio PCI transport supports at most {MAX_QUEUES}")]
     Queues(usize),
-    /// The device configuration is larger than the page for it.
+    /// The device configuration is larger than one page, its maximum size in the BAR.
     #[error("the device configuration has {0} bytes, but the virtio PCI transport supports at most {PAGE} bytes")]
     Config(usize),
     /// The process has no free file descriptor.

@@ -136,8 +136,8 @@ impl VirtioDevice for VhostUserDevice {
     }
 
     fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        // To disconnect a doorbell, the transport must pass the eventfd that it connected. So the result must not depend on the features
-        // that the current driver accepted.
+        // When the transport disconnects a doorbell, this method must return the same eventfd as when the transport connected the doorbell.
+        // So the result must not depend on the features that the current driver accepted.
         let of_server = self.events.get(usize::from(queue)).map(|events| &events.kick);
         of_server.or_else(|| self.control.as_ref()?.doorbell(queue))
     }

@@ -17,7 +17,8 @@ use crate::dma::{Backing, DmaTable};
 /// First address of window chunks in the server's memory table. This address is above all guest-physical addresses (52 bits).
 const CHUNKS: u64 = 1 << 56;
 /// First address of device memory in the server's memory table. This address is above all chunks. A region's address in the table is this
-/// constant plus the region's address in this process. Addresses in this process have 47 bits, or 56 bits with five levels of page tables.
+/// constant plus the region's address in this process. Addresses in this process have 47 bits, or 56 bits with five levels of page tables,
+/// so the sum fits in 64 bits.
 const DEVICES: u64 = 1 << 57;
 /// Maximum number of denied accesses that are reported to one driver.
 const REPORTS: usize = 64;

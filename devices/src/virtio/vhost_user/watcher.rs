@@ -35,7 +35,7 @@ const LOOK_LATER: Duration = Duration::from_secs(5);
 /// State that the thread and the device share.
 pub(super) struct Shared {
     session: Mutex<Session>,
-    /// Precedence for the session's lock: the VMM's threads go before the watcher thread.
+    /// Precedence for the session's lock: the VMM's threads take precedence over the watcher thread.
     precedence: Precedence,
     /// Device configuration.
     pub(super) config: Mutex<Vec<u8>>,
@@ -55,12 +55,12 @@ impl Shared {
         })
     }
 
-    /// Locks the session for a thread of the VMM, which goes before the watcher thread.
+    /// Locks the session for a thread of the VMM. Such a thread takes precedence over the watcher thread.
     pub(super) fn session_first(&self) -> FirstGuard<'_, Session> {
         self.precedence.lock_first(&self.session)
     }
 
-    /// Locks the session for the watcher thread, after waiting threads of the VMM. See [`Precedence`].
+    /// Locks the session for the watcher thread, after threads of the VMM that wait for the session. See [`Precedence`].
     fn session_last(&self) -> MutexGuard<'_, Session> {
         self.precedence.lock_last(&self.session)
     }

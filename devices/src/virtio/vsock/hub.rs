@@ -130,7 +130,8 @@ impl Hub {
         self.epoll.as_fd()
     }
 
-    /// Returns true if the maximum number of resets wait for buffers of the guest. The device must then accept no more packets and clients.
+    /// Returns true if the maximum number of resets is waiting for buffers of the guest. The device must then accept no more packets and
+    /// clients.
     pub(super) fn is_full(&self) -> bool {
         self.resets.len() >= MOST_RESETS
     }

@@ -27,7 +27,7 @@ fn rate_limits_are_per_direction_and_delay_without_loss() {
         harness.give(0, &frame(1000));
     }
     harness.wait_used(RECEIVE, 4);
-    // The fourth packet must wait until the budget has been refilled three times.
+    // The fourth packet must wait until the whole budget has been refilled three times.
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
     assert!(harness.bytes(BUFFERS + 0x1800 + 12, 1000) == frame(1000));
     // The other direction still has its full budget.
@@ -63,6 +63,6 @@ fn rate_limited_packet_delays_neither_pause_nor_reset() {
     harness.function.resume();
     harness.function.reset().unwrap();
     assert_eq!(harness.status(), 0);
-    // The budget is refilled after an hour. So each queue checks the budget only a few times.
+    // The refill takes an hour. A queue that waits for the refill must not check the budget again and again.
     assert!(harness.device.counters().rate_waits < 20);
 }
