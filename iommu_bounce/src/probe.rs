@@ -10,8 +10,8 @@ use crate::wire::ReservedMemory;
 
 /// Returns the reserved ranges of an endpoint: at most `room` ranges, disjoint and in order. `room` must be at least 3.
 ///
-/// `usable` contains the IOVAs of `input` that the endpoint can map, without `msi`. If an endpoint has more reserved ranges, the two
-/// neighbours with the smallest gap are merged, until at most `room` ranges are left. The driver then leaves the usable IOVAs in these gaps
+/// `usable` contains the IOVAs of `input` that the endpoint can map, without `msi`. If an endpoint has more than `room` reserved ranges,
+/// the two neighbours with the smallest gap are merged, until `room` ranges are left. The driver then leaves the usable IOVAs in these gaps
 /// unused.
 pub(crate) fn reserved(
     input: &RangeInclusive<u64>,

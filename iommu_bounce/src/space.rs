@@ -27,7 +27,8 @@ use crate::table_pages::TablePages;
 use crate::windows::Windows;
 use crate::{EndpointId, Permissions, SpaceId};
 
-/// Number of mappings that is always allowed. With fewer mappings, too few calls were timed to estimate the duration of a call.
+/// Number of mappings that is always allowed. While there are fewer mappings, too few calls have been timed to estimate the duration of a
+/// call.
 pub(crate) const ALWAYS: u64 = 4096;
 
 /// Range that the host failed to unmap.
@@ -302,7 +303,7 @@ impl Space {
         self.maps.typical_ns.max(self.unmaps.typical_ns)
     }
 
-    /// True if unmapping the domain here would take too long.
+    /// True if unmapping the domain in this address space would take too long.
     fn is_slow_for(&self, domain: &Domain) -> bool {
         let time = Duration::from_nanos(domain.count().saturating_mul(self.call_ns()));
         domain.count() > ALWAYS && time > self.max_unmap_time

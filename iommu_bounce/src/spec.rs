@@ -24,7 +24,7 @@ pub mod feature {
     pub const BOUNCE_WINDOW: u64 = 1 << 23;
     /// Bounce window extension with an aperture above 4 GiB, for drivers that support it. Replaces `BOUNCE_WINDOW`.
     pub const BOUNCE_WINDOW_HIGH: u64 = 1 << 24;
-    /// Mask of the features that stand for bounce windows. At most one of these features is set.
+    /// Mask of the two features for bounce windows. A device offers at most one of these features.
     pub const ANY_BOUNCE_WINDOW: u64 = BOUNCE_WINDOW | BOUNCE_WINDOW_HIGH;
 }
 

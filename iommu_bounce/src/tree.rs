@@ -112,7 +112,8 @@ impl MappingTree {
         }
         let at_end = place == LEAF && leaf.next == NIL;
         let at_front = place == 0 && leaf.prev == NIL;
-        // Drivers often fill the tree from one end. Then the split must leave full nodes behind.
+        // Drivers often fill the tree from one end. In this case, the split keeps all entries in one leaf, so that the tree consists of
+        // full leaves.
         let keep = if at_end {
             LEAF
         } else if at_front {

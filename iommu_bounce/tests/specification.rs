@@ -33,8 +33,8 @@ fn defined(lines: &[String], name: &str) -> u64 {
     }
 }
 
-/// Returns the size in bytes of the type `kind`, as the specification and the guest's header write this type. Returns `None` for any other
-/// type.
+/// Returns the size in bytes of a field's type. `kind` is the name of the type in the specification or in the guest's header. Returns
+/// `None` for an unknown name.
 fn size(kind: &str) -> Option<usize> {
     match kind.trim_start_matches("__") {
         "u8" => Some(1),

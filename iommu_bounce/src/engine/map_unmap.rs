@@ -58,7 +58,7 @@ impl Engine {
         if only_device {
             return self.map_device(request, permissions);
         }
-        // The length fits in 64 bits, because `check_place` has succeeded. The total over all address spaces may not fit, so the
+        // The length fits in 64 bits, because `check_alignment` has succeeded. The total over all address spaces may not fit, so the
         // multiplication saturates.
         if let Err(status) = self.check_mapped((last - start + 1).saturating_mul(domain.spaces.len() as u64)) {
             // Registers do not count towards the cap.

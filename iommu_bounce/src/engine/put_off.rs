@@ -17,8 +17,8 @@ use crate::spec::Status;
 
 impl Engine {
     /// Does the same as [`settle`](Self::settle) for several address spaces, as a consequence of a driver's request. The mapping of RAM is
-    /// postponed if the batch has used up its time, or if a thread waits. With `rests`, the mapping is also postponed during the cooldown.
-    /// A postponed mapping is not an error.
+    /// postponed if the batch has used up its time, or if a thread waits. If `rests` is true, the mapping is also postponed during the
+    /// cooldown. A postponed mapping is not an error.
     pub(super) fn settle_in_time(&mut self, ids: &[SpaceId], rests: bool) -> Result<(), Status> {
         let began = Instant::now();
         let rests = rests && self.bypass_rests(began);
@@ -26,8 +26,8 @@ impl Engine {
         let allowed = self.steps.set_allowed(true);
         for &id in ids {
             if self.wants_ram(id) && self.spaces.get(id).pins() {
-                // If a thread waits, map the RAM of at most one address space. If that RAM takes several steps, `settle` stops
-                // between steps, as a request does.
+                // If a thread waits, map the RAM of at most one address space. If this mapping takes several steps, `settle` stops between
+                // two steps, as an interrupted request does.
                 if rests || self.is_batch_spent(began.elapsed()) || (mapped && self.steps.end_here()) {
                     // `end_here` records an interruption. Clear the record, because nothing was interrupted.
                     self.steps.take_happened();

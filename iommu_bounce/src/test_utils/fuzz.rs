@@ -92,8 +92,8 @@ fn disturb(engine: &mut Engine, host: &Host, kind: u8, argument: u8) {
     }
 }
 
-/// Sends UNMAPs together. Each UNMAP takes three bytes: a domain, a page, and a number of pages. If the high bit of the domain is
-/// set, a reserved byte of the UNMAP is not zero.
+/// Sends UNMAPs together. Each UNMAP takes three bytes: a domain, a page, and a number of pages. If the high bit of the domain byte is set,
+/// the last reserved byte of the request is not zero.
 fn unmap_together(engine: &mut Engine, unmaps: &[u8]) {
     let decode = |(tag, bytes): (u16, &[u8; 3])| {
         let [domain, page, count] = bytes.map(u64::from);

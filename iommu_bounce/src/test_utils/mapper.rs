@@ -112,7 +112,7 @@ pub struct RecordingMapper(MapperProbe);
 pub struct MapperProbe(Arc<Mutex<State>>);
 
 impl RecordingMapper {
-    /// Creates a mapper of 4 KiB pages for all 48-bit IOVAs except the MSI window of x86, like VFIO.
+    /// Creates a mapper with limits like those of VFIO: 4 KiB pages, and all 48-bit IOVAs except the MSI window of x86.
     pub fn new() -> Self {
         Self::with_ranges(vec![0..=0xfedf_ffff, 0xfef0_0000..=(1 << 48) - 1])
     }
@@ -148,7 +148,7 @@ impl RecordingMapper {
     }
 }
 
-/// Removes all mappings, because a dropped mapper of a real host also removes its address space.
+/// Removes all mappings, because the address space of a real mapper ends when the mapper is dropped.
 impl Drop for RecordingMapper {
     fn drop(&mut self) {
         self.0.state().mappings.clear();

@@ -61,7 +61,7 @@ impl Leaf {
         &self.starts[..self.len()]
     }
 
-    /// Returns the lowest first IOVA, or 0 for an empty leaf.
+    /// Returns the first IOVA of the leaf's first mapping, or 0 for an empty leaf.
     pub(super) fn first(&self) -> u64 {
         self.starts[0]
     }

@@ -85,7 +85,7 @@ impl Rig {
         self.earlier.extend(self.mappers.insert(id, mapper.probe()));
         match self.engine.add_endpoint(id, Box::new(mapper)) {
             Ok(()) => {}
-            // The host did not map RAM for the endpoint, or the cap forbids it.
+            // The host did not map RAM for the endpoint, or the cap forbids the mapping.
             Err(error) => {
                 let capped = self.engine.max_mapped_bytes().is_some();
                 assert!(self.model.bypass || capped || self.host_failures() > 0, "{error}");
@@ -94,7 +94,7 @@ impl Rig {
     }
 
     fn unplug(&mut self, id: u32) {
-        // Drop the mapper, which ends the mapper's remaining mappings.
+        // Drop the returned mapper, so that its remaining mappings are removed.
         drop(self.engine.remove_endpoint(id));
     }
 

@@ -16,7 +16,8 @@ fn unmap_pages(domain: u32, start: u64, count: u64) -> Vec<u8> {
 }
 
 impl Rig {
-    /// Creates a domain with these endpoints, and with adjacent mappings of these page counts, starting at IOVA 0.
+    /// Creates a domain with these endpoints. The domain has adjacent mappings from IOVA 0 on, one mapping of `count` pages for each
+    /// `count` in `counts`.
     fn mapped(endpoints: &[EndpointId], counts: &[u64]) -> Self {
         let mut rig = Self::standard();
         for &endpoint in endpoints {

@@ -10,7 +10,7 @@ use crate::{EngineConfig, Limits};
 const PLACE: u64 = 0x20_0000;
 const MAX: u64 = 20;
 
-/// Returns an engine with endpoint 4 in domain 1. The host of endpoint 4 keeps page tables.
+/// Returns an engine with endpoint 4 in domain 1. The host keeps page tables for endpoint 4.
 fn rig() -> Rig {
     let limits = Limits { max_table_pages: MAX, ..Limits::default() };
     let mut rig = Rig::with_config(EngineConfig { limits, ..engine_config() });
