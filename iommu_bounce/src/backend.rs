@@ -196,8 +196,7 @@ pub trait ChunkStore: Send {
     /// After an error, nothing has changed.
     fn back(&mut self) -> Result<u32, ChunkError>;
 
-    /// Does the same as [`back`](Self::back), but for the chunk whose index is `index`. The engine calls this method when it restores a
-    /// state.
+    /// Does the same as [`back`](Self::back), with the chunk whose index is `index`. The engine calls this method when it restores a state.
     ///
     /// # Errors
     /// After an error, nothing has changed. The error is [`io::ErrorKind::InvalidInput`] if the index is out of range or the
@@ -238,8 +237,8 @@ pub trait ChunkStore: Send {
     fn release(&mut self, index: u32) -> Result<(), ChunkError>;
 
     /// Retries the release of one lost chunk. Successive calls retry the lost chunks in turn. Returns the chunk if it is now released, or
-    /// `None` if no chunk is lost or the retry failed. The engine calls this function once for each WINDOW_ADD and WINDOW_DEL. On a reset
-    /// of the device, the engine calls the function until it returns `None`.
+    /// `None` if no chunk is lost or the retry failed. The engine calls this function once for each valid WINDOW_ADD and WINDOW_DEL. On a
+    /// reset of the device, the engine calls the function until it returns `None`.
     fn recover(&mut self) -> Option<u32> {
         None
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Histograms of durations. Each class is twice as wide as the class before.
+//! Histograms of durations. The upper end of each class is twice the upper end of the class before.
 
 use std::time::Duration;
 

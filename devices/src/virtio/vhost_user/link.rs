@@ -88,7 +88,7 @@ impl Address {
         let queues = self.model.queues.len();
         let mut connection = Connection::new(&self.id, socket, queues, self.times, self.budget.clone())?;
         // Two threads may wait for this negotiation: a thread that creates the device, and a thread that removes the device during a
-        // reconnection. So that they do not wait longer, the whole negotiation shares the time limit of one operation.
+        // reconnection. To bound this wait, the whole negotiation shares the time limit of one operation.
         let _operation = Operation::begin();
         let offer = Offer::agree(&mut connection, &self.model, self.translated)?;
         let mut back_channel = None;

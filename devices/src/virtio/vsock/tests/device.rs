@@ -48,7 +48,7 @@ fn data_moves_both_ways_with_and_without_iommu() {
         }
         client.read_exact(&mut got).unwrap();
         assert_eq!(got, sent);
-        // Wait, because the device counts bytes after it has passed them to the client.
+        // Wait, because the device counts data only after it has passed the data to the client.
         wait_until(|| harness.device.counters().tx_bytes == 100_000);
         let counters = harness.device.counters();
         assert_eq!((counters.connections, counters.tx_bytes, counters.rx_bytes), (1, 100_000, 100_000));
