@@ -118,8 +118,8 @@ fn wrong_request_has_its_own_status() {
 
 #[test]
 fn each_request_gets_its_own_status_after_a_failure() {
-    // The call for all requests fails once, and then each request is served alone. If endpoint 2 fails, endpoint 1 has already unmapped the
-    // range.
+    // The unmap call for all requests fails once, and then each request is served alone. If the call fails for endpoint 2, the range is
+    // already unmapped for endpoint 1, and must be mapped again.
     for failing in [1, 2] {
         let mut rig = Rig::mapped(&[1, 2], &[1; 3]);
         rig.mapper(failing).fail_unmap(0);

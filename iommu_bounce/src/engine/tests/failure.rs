@@ -146,7 +146,7 @@ fn attach_elsewhere_that_fails_changes_nothing() {
 #[test]
 fn attach_that_cannot_be_undone_leaves_the_endpoint_detached() {
     let mut rig = two_domains();
-    // The first two mappings of domain 1 succeed. The third mapping fails, and so does the undo.
+    // Endpoint 3 moves to domain 1. The first two map calls succeed, the third map call fails, and the undo fails too.
     rig.mapper(3).fail_map(2);
     rig.mapper(3).fail_unmap(2);
     assert_eq!(rig.status(&attach(3, 1)), DEVERR);
@@ -161,7 +161,7 @@ fn attach_that_cannot_be_undone_leaves_the_endpoint_detached() {
 #[test]
 fn restoring_that_fails_leaves_the_endpoint_detached() {
     let mut rig = two_domains();
-    // Unmapping the first run succeeds, but unmapping the chunk fails. Mapping the first run again fails too.
+    // Endpoint 3 leaves domain 2. The mapping is unmapped, but the unmap of the chunk fails. Mapping the range again fails too.
     rig.mapper(3).fail_unmap(1);
     rig.mapper(3).fail_map(0);
     assert_eq!(rig.status(&attach(3, 1)), DEVERR);

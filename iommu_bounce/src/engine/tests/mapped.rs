@@ -107,7 +107,7 @@ fn bypass_above_the_cap_is_refused() {
     rig.engine.bypass_rests = None;
     rig.engine.write_bypass(1);
     assert_eq!(rig.engine.config_space()[36], 1);
-    // With a low cap, an endpoint that leaves its domain has no access.
+    // With a low cap, an endpoint that leaves its domain has no access, although bypass is on.
     rig.engine.set_max_mapped_bytes(Some(MAX)).unwrap();
     assert_eq!(rig.status(&detach(1, 1)), NOMEM);
     assert!(rig.mapper(1).is_empty());

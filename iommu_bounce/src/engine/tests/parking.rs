@@ -81,7 +81,7 @@ fn refused_request_with_stuck_range_evicts_no_parked_chunks() {
         let mut rig = windowed();
         reboot(&mut rig);
         rig.all_ok([attach(1, 9), attach(3, 9)]);
-        // The mapping of endpoint 1 cannot be undone when endpoint 3 fails.
+        // The map call for endpoint 3 fails. The undo for endpoint 1 fails too.
         rig.mapper(3).exhaust_map(0);
         rig.mapper(1).refuse_unmaps(true);
         let tail = rig.send(&request).last_chunk::<4>().copied().expect("there is a tail");
@@ -181,7 +181,7 @@ fn endpoint_that_joins_a_domain_loses_its_parked_chunk() {
     rig.all_ok([attach(1, 1)]);
     assert_eq!(rig.mapper(1).mappings(), rig.mapper(3).mappings());
     assert_eq!(rig.engine.counters().parked_chunks, 1);
-    // Another endpoint has a parked chunk at the place of a new chunk.
+    // Endpoint 2 still has a parked chunk at the IOVA of the new chunk in domain 4.
     rig.all_ok([attach(2, 4), attach(1, 4)]);
     let host = |rig: &Rig, id| rig.mapper(id).translate(APERTURE);
     let parked = host(&rig, 2);

@@ -71,7 +71,7 @@ fn exhausted_tables_refuse_map_and_attach_but_keep_mappings() {
     let far = MAX * PLACE;
     assert_eq!(rig.status(&map(1, far, far + PAGE - 1, 0, READ)), NOMEM);
     assert!(rig.mapper(1).is_empty() && rig.mapper(4).is_empty());
-    // Endpoint 1 already has a mapping in this place. The request fails for endpoint 4, which has no page tables for the place.
+    // Endpoint 1 has a mapping in a place for which endpoint 4 has no page tables. So endpoint 4 cannot attach to the domain of endpoint 1.
     rig.all_ok([attach(1, 2), map(2, far, far + PAGE - 1, 0, READ)]);
     assert_eq!(rig.status(&attach(4, 2)), NOMEM);
     assert_eq!(rig.mapper(1).mappings().len(), 1);

@@ -181,8 +181,8 @@ fn successive_slow_servers_share_one_connection_time_budget() {
         server.listen(manner.clone());
     }
     let asked = server.requests().iter().filter(|request| slow.contains(request)).count();
-    // Eight answers use up the budget. After that, each of the ten connections can send one request, and fails because the answer is late.
-    // The budget refills slowly and so allows a few more requests.
+    // Eight answers use up the budget. After that, the front end sends only one request on each connection, and the connection fails
+    // because the answer is late. The budget refills slowly and so allows a few more requests.
     assert!(asked <= 21, "{asked} requests");
 }
 
