@@ -527,7 +527,7 @@ impl Engine {
         }
     }
 
-    /// True if a range is stuck in an address space of the domain. Such a domain gets no more mappings.
+    /// True if a range is stuck in an address space of the domain. The engine rejects further mappings of such a domain.
     fn is_stuck(&self, domain: &Domain) -> bool {
         self.counters.stuck_ranges != 0 && domain.spaces.iter().any(|space| self.spaces.get(*space).is_stuck())
     }

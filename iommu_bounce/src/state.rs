@@ -76,7 +76,7 @@ pub struct DomainState {
     pub chunks: Vec<ChunkState>,
 }
 
-/// Mapping of guest RAM or device memory. A mapping of device memory always has the MMIO flag here. Before
+/// Mapping of guest RAM or device memory. In this structure, a mapping of device memory always has the MMIO flag. Before
 /// [`Engine::restore_device_memory`](crate::Engine::restore_device_memory) is called, the guest must see the device memory at the same
 /// address again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -90,7 +90,7 @@ fn feature_bits_are_the_same_in_guest_protocol_and_engine() {
     assert_eq!(defined(&header(), "VIRTIO_IOMMU_F_BOUNCE_WINDOW"), u64::from(bit));
     assert!(read("docs/bounce-windows.md").contains(&format!("`VIRTIO_IOMMU_F_BOUNCE_WINDOW` = {bit}")));
     assert!(proposal().iter().any(|line| line.contains("[VIRTIO_IOMMU_F_BOUNCE_WINDOW (7)]")));
-    // The proposal has no second feature bit, because in the proposal the configuration alone gives the place of the windows.
+    // The proposal has no second feature bit. In the proposal, only the configuration tells the driver where the windows are.
     let high = feature::BOUNCE_WINDOW_HIGH.trailing_zeros();
     assert_eq!(defined(&header(), "VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH"), u64::from(high));
     assert!(read("docs/bounce-windows.md").contains(&format!("`VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH` = {high}")));

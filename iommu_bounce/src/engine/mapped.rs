@@ -24,7 +24,7 @@ impl Engine {
     }
 
     /// Changes the maximum bytes of mapped guest RAM. Existing mappings stay. If more bytes are mapped than the limit allows, requests that
-    /// map RAM get `NOMEM`. If the limit is raised, endpoints in bypass mode without access to RAM get access, as far as the new limit
+    /// map RAM get `NOMEM`. If endpoints in bypass mode have no access to RAM, a raised limit gives them access, as far as the new limit
     /// allows.
     ///
     /// # Errors

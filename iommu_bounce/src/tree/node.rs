@@ -221,8 +221,8 @@ impl Inner {
         right.keys[0]
     }
 
-    /// Moves the first `count` children to the end of `left`. The first moved child gets the key `separator`. Returns the new separator, if
-    /// this node has children left.
+    /// Moves the first `count` children to the end of `left`. `separator` becomes the key of the first moved child. Returns the new
+    /// separator, if this node has children left.
     fn move_head(&mut self, count: usize, left: &mut Self, separator: u64) -> u64 {
         let end = left.len();
         self.keys[0] = separator;

@@ -10,7 +10,7 @@ const SMALLEST: usize = 8;
 /// A new block has 1/`GROWTH` times as many nodes as all earlier blocks together. Large blocks cause fewer cache misses, but a block that
 /// is too large wastes memory.
 const GROWTH: usize = 16;
-/// Number of low bits of a node's number that give the node's place in its block. The high bits give the block.
+/// The low `PLACE_BITS` bits of a node's number are the index of the node in its block. The higher bits are the index of the block.
 const PLACE_BITS: u32 = 20;
 
 /// Node that a pool can hold.

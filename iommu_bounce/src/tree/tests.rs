@@ -130,7 +130,8 @@ fn freed_nodes_are_reused() {
 #[derive(Clone, Debug)]
 enum Op {
     Insert(u64),
-    /// Inserts `count` mappings from `start` on, `step` apart. The fields are `start`, `count` and `step`.
+    /// Inserts `count` mappings: the first mapping at `start`, and each next mapping `step` higher. The fields are `start`, `count` and
+    /// `step`.
     Series(u64, u64, u64),
     Remove(u64, u64),
     Look(u64),

@@ -62,7 +62,7 @@ fn departed_endpoint_keeps_no_mappings_of_its_old_domain() {
     rig.all_ok([attach(11, 2), map(2, 0x1000, 0x1fff, 0, READ), attach(13, 2)]);
     assert!(reaches(&group, 11, 0x1000) && !reaches(&group, 11, 0));
     assert!(reaches(&group, 12, 0) && !reaches(&group, 12, 0x1000));
-    // Move from one shared address space to another.
+    // Endpoint 11 moves from one shared address space to another.
     rig.all_ok([attach(13, 1), attach(11, 1)]);
     assert!((11..=13).all(|id| reaches(&group, id, 0) && !reaches(&group, id, 0x1000)));
     assert_eq!(rig.status(&map(2, 0, 0xfff, 0, READ)), NOENT);

@@ -81,7 +81,8 @@ fn packet_waits_for_room_and_later_ones_are_kept() {
     for len in [1000, 100, 200] {
         harness.give(0, &frame(len));
     }
-    // The thread serves both queues in turns. So when the thread has sent the second packet, it has also checked for packets from the host.
+    // Send two packets, and wait until the thread has sent them. The thread serves the two queues alternately, so it has then also checked
+    // for packets from the host.
     for _ in 0..2 {
         harness.send(&frame(60));
         harness.served(TRANSMIT);
