@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Response times of the API, without KVM. The benchmark measures a `carom` process without a guest. It also measures the server and the
-//! control thread in this process, with a null guest: a VM without vCPUs whose IOMMU has a driver. This driver is idle, or maps and unmaps
-//! as fast as VM exits would allow. The mappings have no effect on the host.
+//! Measures the response times of the API, without KVM. The first measured server is a `carom` process without a guest. Two more servers
+//! run one after the other in the benchmark's own process. Each has a control thread and a null guest: a VM without vCPUs, whose IOMMU has
+//! a driver. The first driver is idle. The second driver maps and unmaps a page as fast as VM exits would allow. The mappings have no
+//! effect on the host.
 //!
-//! In the same run, the server [`Echo`] repeats a stored answer of the API's server. The response times of `Echo` contain only the host's
-//! share, without Carom's work.
+//! For comparison, the server [`Echo`] sends a stored answer of the API's server to each request. The response times of `Echo` contain only
+//! the host's share, without Carom's work.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 
@@ -37,7 +38,7 @@ use vmm::process::event_monitor::EventMonitor;
 use vmm::process::time_slice::ShortSlice;
 use vmm::vm_state::{StateSink, StateSource};
 
-/// Number of timed starts.
+/// Number of timed starts of the `carom` process.
 const STARTS: usize = 31;
 /// Number of requests of one client.
 const REQUESTS: usize = 5000;
@@ -48,7 +49,7 @@ const CONFIG: &str =
     r#"{"payload": {"kernel": "/k"}, "devices": [{"path": "/d", "iommu": true, "id": "drive"}], "iommu_bounce": {}}"#;
 
 fn main() {
-    // Under `cargo test`, the benchmark only needs to build.
+    // Without `--bench`, for example under `cargo test`, nothing is measured.
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
@@ -209,7 +210,7 @@ async fn echo(listener: &UnixListener, answer: &Arc<Vec<u8>>) {
     }
 }
 
-/// Driver of a null guest, and its control thread.
+/// Threads of a null guest: its control thread, and the thread of its driver.
 struct Guest {
     socket: PathBuf,
     control: JoinHandle<()>,
@@ -266,7 +267,8 @@ impl Guest {
 /// Minimum time between two requests of a guest: the time of an exit to the VMM and back.
 const EXIT: Duration = Duration::from_micros(2);
 
-/// Maps and unmaps a page repeatedly, with the calls that the device's queue makes to the engine.
+/// If `loaded` is set, maps and unmaps a page repeatedly until `done` is set. Returns how often per second the page was mapped and
+/// unmapped.
 fn drive(engine: &Mutex<Engine>, loaded: bool, done: &AtomicBool) -> f64 {
     let (start, page) = (Instant::now(), 1_u64 << 32);
     let mut pairs = 0.0;
@@ -332,7 +334,7 @@ impl Machine for Null {
         Some(status(&lock(&self.0)))
     }
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
-        // The handle of the real virtio-iommu also tries the lock 100 times.
+        // Like the handle of the real virtio-iommu, try up to 100 times to take the lock.
         let engine = (0..100).find_map(|_| {
             std::hint::spin_loop();
             self.0.try_lock().ok()
@@ -403,7 +405,8 @@ fn measure_connections(socket: &Path, head: &str, requests: usize, pause: Durati
     };
     let generate = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        // Only this thread has a short time slice, so that the guest's driver does not inherit the slice.
+        // Only this temporary thread takes a short time slice. The main thread does not, because the driver of the next guest would inherit
+        // the slice.
         let _ = ShortSlice::take();
         runtime.block_on(async { (0..CLIENTS).map(|_| client()).collect::<JoinSet<_>>().join_all().await })
     };

@@ -20,8 +20,8 @@ pub enum Access<'d> {
 /// Guest memory in KVM's memory slots. If KVM has to emulate an access to such memory, and the host does not supply the page, KVM reports
 /// the access as MMIO.
 pub trait SlotMemory: Send + Sync {
-    /// Performs an access in place of KVM. Returns false if no slot contains the memory or the slot does not allow the access. In this
-    /// case, the access is real MMIO.
+    /// Performs an access in place of KVM. Returns false if no slot contains the accessed memory, or if the slot does not allow the access.
+    /// In these cases, the access is real MMIO.
     ///
     /// # Errors
     /// The page is lost.
@@ -47,15 +47,15 @@ pub struct IoMap {
 }
 
 impl IoMap {
-    /// Makes [`Self::read_memory`] and [`Self::write_memory`] try `slots` at addresses where no device has registers. Only the first call
-    /// has an effect.
+    /// Sets the guest memory that [`Self::read_memory`] and [`Self::write_memory`] access at addresses where no device has registers. Only
+    /// the first call has an effect.
     pub fn set_slots<S: SlotMemory + 'static>(&self, slots: &Arc<S>) {
         let slots: Weak<S> = Arc::downgrade(slots);
         self.slots.get_or_init(|| slots);
     }
 
-    /// Reads from the memory space. If no device has registers at `address`, tries guest memory next, and last a device whose range is
-    /// memory.
+    /// Reads from the memory space. Tries, in this order: a device that has registers at `address`, guest memory, and a device whose range
+    /// is memory.
     ///
     /// # Errors
     /// A page of guest memory is lost.
@@ -71,8 +71,8 @@ impl IoMap {
         Ok(())
     }
 
-    /// Writes to the memory space. If no device has registers at `address`, tries guest memory next, and last a device whose range is
-    /// memory.
+    /// Writes to the memory space. Tries, in this order: a device that has registers at `address`, guest memory, and a device whose range
+    /// is memory.
     ///
     /// # Errors
     /// A page of guest memory is lost.

@@ -45,9 +45,9 @@ impl Notes {
     }
 }
 
-/// Mailbox in which a VM's vCPUs and the host side of its devices leave notes for the control thread. The mailbox holds at most one
-/// note of each kind, or of each kind and device. So the mailbox does not grow if a guest repeats a request endlessly. Leaving a note
-/// never waits, because the control thread may be waiting for the same vCPU to pause.
+/// Mailbox in which a VM's vCPUs and the host side of its devices leave notes for the control thread. The mailbox holds at most one event
+/// of each kind from the guest. From the host, it holds at most one notice of each kind for each device. So the mailbox does not grow if a
+/// guest repeats a request endlessly. Leaving a note never waits, because the control thread may be waiting for the same vCPU to pause.
 pub struct Mailbox {
     notes: Mutex<Notes>,
     wake: Box<dyn Fn() + Send + Sync>,

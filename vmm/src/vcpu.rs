@@ -35,7 +35,7 @@ const MEMORY_TIMES: u32 = 300;
 struct Shared {
     /// Orders of the VM to the thread. A parked thread is outside the guest.
     handshake: Handshake,
-    /// True if the vCPU left an event that ends or resets the guest. The vCPU enters the guest again only after a reset.
+    /// True if the vCPU left an event in the mailbox that ends or resets the guest. The vCPU enters the guest again only after a reset.
     halted: AtomicBool,
     vcpu: Arc<Mutex<VcpuFd>>,
 }
@@ -50,8 +50,8 @@ pub struct Vcpu {
 extern "C" fn kicked(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
 impl Vcpu {
-    /// Starts the thread of vCPU `id`. The vCPU is paused. If `cpus` is set, the thread runs only on these host CPUs. The thread ends when
-    /// the returned value is dropped. After that, another thread can be started for the vCPU.
+    /// Starts the thread of vCPU `id`. The vCPU is paused at first. If `cpus` is set, the thread runs only on these host CPUs. The thread
+    /// ends when the returned value is dropped. After that, another thread can be started for the vCPU.
     pub fn spawn(
         id: u32,
         cpus: Option<HostCpus>,
@@ -175,8 +175,8 @@ impl Runner {
     fn run_until_stopped(&self, vcpu: &mut VcpuFd) {
         let mut runs = self.is_running();
         while runs {
-            // After a pause was ordered, the operation limits the time that the vCPU waits for other processes. The limit applies to the
-            // total wait in all exits and for all messages.
+            // The operation limits the total time that the vCPU waits for a device server. It covers this exit. If the vCPU must pause, it
+            // also covers the exits that complete the access.
             let _operation = Operation::begin();
             let entered = self.enter(vcpu);
             runs = entered.is_ok() && self.is_running();
@@ -281,7 +281,7 @@ fn lost_memory(loss: Loss) -> GuestEvent {
     GuestEvent::Failed(loss.explain())
 }
 
-/// Returns a loss for which KVM has not reported the address.
+/// Returns the loss to report for a page whose address KVM did not report.
 fn unknown_place(cause: Cause) -> Loss {
     Loss { address: None, gpa: None, cause }
 }

@@ -19,7 +19,7 @@ pub(crate) fn disk(dir: &Path, more: &str) -> String {
     fs::write(&image, vec![1; IMAGE]).unwrap();
     let comma = if more.is_empty() { "" } else { "," };
     let affinity = two_cpus().map_or(String::new(), |[_, cpu]| format!(",queue_affinity=[0@[{cpu}]]"));
-    // The disk is read-only, so that processes can share its lock. A process of an older build may still hold the lock
-    // when the next process starts.
+    // The disk is read-only, so that several processes can lock the image at the same time. A process of an older build may still hold its
+    // lock when the next process starts.
     format!("path={},image_type=raw,queue_size=256,readonly=on{affinity}{comma}{more}", image.display())
 }

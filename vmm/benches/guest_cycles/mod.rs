@@ -32,7 +32,7 @@ const OPERATIONS: f64 = 2048.0;
 /// Measures the guest in the directory `guest` of `tests`, built with `macros`. `arguments` creates the VM's files in a directory in the
 /// host's RAM, and returns further arguments for Carom. `what` describes one operation.
 pub(crate) fn compare(guest: &str, macros: &[&str], what: &str, arguments: impl FnOnce(&Path) -> Vec<String>) {
-    // Under `cargo test`, the benchmark only needs to build.
+    // Without `--bench`, for example under `cargo test`, nothing is measured.
     if !env::args().any(|argument| argument == "--bench") {
         return;
     }
@@ -91,8 +91,8 @@ impl Drop for Carom {
 
 /// Returns the cycles of an operation at each depth. Each value is the median of the lines that a guest prints for this depth.
 ///
-/// A guest that stops is started again. If KVM emulates the guest's instructions, KVM may write a ring's index byte by byte. A device that
-/// reads such an incomplete index stops the queue.
+/// A guest that prints nothing more is started again. The cause may be KVM: if KVM emulates the guest's instructions, it may write a ring's
+/// index byte by byte. A device that reads such an incomplete index stops the queue, and the guest then waits for ever.
 fn measure(program: &Path, kernel: &Path, arguments: &[String], dir: &Path) -> [f64; 2] {
     for _ in 0..TRIES {
         if let Some(times) = run(program, kernel, arguments, dir) {
@@ -132,7 +132,7 @@ fn run(program: &Path, kernel: &Path, arguments: &[String], dir: &Path) -> Optio
     None
 }
 
-/// Returns the cycles of the complete lines with this depth.
+/// Returns the numbers of cycles in the lines of `text` with this depth. Ignores the last line if it is incomplete.
 fn times(text: &str, depth: u32) -> Vec<f64> {
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let lines = whole.lines().filter_map(|line| line.split_once(' '));

@@ -108,7 +108,7 @@ impl Requests {
 pub(super) struct ClientStream<S> {
     socket: S,
     requests: Requests,
-    /// Maximum silence between two requests. `None`: no limit.
+    /// Maximum silence between two requests. `None` means no limit.
     idle_time: Option<Duration>,
     /// Phase that `deadline` limits.
     limited: Phase,
@@ -125,12 +125,12 @@ impl<S: ClientSocket> ClientStream<S> {
         Self { socket, requests, idle_time, limited: Phase::Head, deadline: Box::pin(sleep(HEAD_TIME)) }
     }
 
-    /// Returns the connection's requests.
+    /// Returns a handle of the connection's progress, for the code that answers the requests.
     pub(super) fn requests(&self) -> Requests {
         self.requests.clone()
     }
 
-    /// Limits `phase` to `time`, from now on.
+    /// Makes `phase` the limited phase, which must end within `time` from now on.
     fn limit(&mut self, phase: Phase, time: Duration) {
         self.limited = phase;
         self.deadline.as_mut().reset(Instant::now() + time);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Answers that clients share. If several clients wait for the answer to the same question, the VM is read only once for all of them. The
-//! body of the answer is also rendered only once.
+//! Answers that clients share. If several clients wait for the answer to the same question, the VM's state is read only once for all these
+//! clients. The body of the answer is also rendered only once.
 //!
-//! A client always gets a state that was read after its request arrived. So a client that asks while the VM is being read waits for
-//! the next reading.
+//! A client always gets a state that was read after its request arrived. So a client that asks during a reading waits for the next reading.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -13,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Clients that wait for the next answer. The key is the name of the clients' question. A question has an entry while a task reads the VM
-/// to answer the question.
+/// Clients that wait for the next answer. The key is the name of the clients' question. A question has an entry while a task reads the VM's
+/// state to answer the question.
 type Waiting<T> = Mutex<BTreeMap<&'static str, Vec<oneshot::Sender<T>>>>;
 
 /// Questions that clients have asked, each with the clients that wait for the answer.
@@ -54,7 +53,7 @@ async fn serve<T: Clone, F: Future<Output = T>>(waiting: Arc<Waiting<T>>, name: 
     while let Some(clients) = next(&waiting, name) {
         let answer = ask().await;
         for client in clients {
-            // A send fails if the client has left.
+            // The send fails if the client has disconnected.
             let _ = client.send(answer.clone());
         }
     }

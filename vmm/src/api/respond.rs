@@ -146,7 +146,7 @@ async fn ask(control: &ControlHandle, call: Call) -> Result<Reply, ControlError>
         return outcome;
     }
     let (sender, answer) = oneshot::channel();
-    // A send fails if the client has left.
+    // The send fails if the client has disconnected.
     control.call(call, Box::new(move |outcome| drop(sender.send(outcome))));
     answer.await.unwrap_or(Err(ControlError::Ending))
 }

@@ -29,7 +29,7 @@ use super::shared::SharedApi;
 use crate::process::thread_roles::API;
 use crate::process::time_slice::ShortSlice;
 
-/// Maximum time in which a client reads no part of its answer.
+/// Maximum time that the server waits for a client that reads no part of its answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Maximum time to send the last answers when the VMM ends.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
@@ -93,7 +93,7 @@ impl Drop for ApiServer {
 trait Listener {
     /// Connection of a client.
     type Stream: ClientSocket;
-    /// Returns the next connection.
+    /// Waits for the next client, and returns its connection.
     async fn next(&self) -> io::Result<Self::Stream>;
     /// Sends as many bytes as fit into the connection's buffer, without waiting.
     fn send_now(stream: &Self::Stream, bytes: &[u8]) -> io::Result<usize>;
@@ -135,7 +135,7 @@ async fn serve(
     tokio::select! {
         () = accept(api, ApiListener::Api, &api_clients, &shared, &stopping) => {}
         () = accept(metrics, ApiListener::Metrics, &metrics_clients, &shared, &stopping) => {}
-        // `ApiServer` holds the sender, so dropping the `ApiServer` ends the server.
+        // `ApiServer` holds the sender of `stopped`, so dropping the `ApiServer` ends the server.
         _ = stopped => {}
     }
     let _ = stop.send(true);

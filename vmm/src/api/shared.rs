@@ -12,7 +12,7 @@ use crate::control::ControlHandle;
 pub struct SharedApi {
     /// Handle of the control thread.
     pub(super) control: ControlHandle,
-    /// Reads of the VM that are in progress. Clients share the answers.
+    /// Readings of the VM's state that are in progress. Clients share the answers.
     pub(super) readings: Readings<Page>,
     /// Program name that the VMM reports to clients.
     pub(super) program: Program,

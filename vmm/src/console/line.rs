@@ -19,12 +19,12 @@ use super::peer::Peer;
 use super::receiver::{Names, Receiver};
 use crate::process::thread_roles::LINE;
 
-/// Maximum bytes that wait for a reader.
+/// Maximum bytes of output that wait for a reader.
 const KEPT: usize = 64 << 10;
 /// Maximum time that one write waits for room in the buffer if a reader is connected. After this time, output is lost. On the serial
 /// port, the writing vCPU can wait this long. On a virtio-console, a pause of the VM can wait this long.
 const TIMEOUT: Duration = Duration::from_millis(500);
-/// Maximum time without progress of the reader when the VM ends. After this time, the remaining output is lost.
+/// Maximum time that the end of the VM waits for a reader that reads nothing. After this time, the remaining output is lost.
 const TIMEOUT_AT_END: Duration = Duration::from_secs(1);
 /// Maximum time to deliver the remaining output when the VM ends.
 const MAX_END: Duration = Duration::from_secs(10);

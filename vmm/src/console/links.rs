@@ -51,7 +51,7 @@ impl ConsoleLinks {
         output.or_else(|| self.line.as_ref().map(Line::writer)).unwrap_or_else(|| Box::new(io::sink()))
     }
 
-    /// Connects input to `receiver`. If several consoles use standard input, the last console gets the input.
+    /// Connects input to `receiver`. If several consoles use standard input, the console that was connected last gets the input.
     ///
     /// # Errors
     /// The terminal cannot be set up.
@@ -67,7 +67,7 @@ impl ConsoleLinks {
         Ok(())
     }
 
-    /// True if the guest's output is kept or sent to a reader.
+    /// True unless the guest's output is dropped, as in the modes Off and Null.
     pub fn has_output(&self) -> bool {
         self.output.is_some() || self.line.is_some()
     }

@@ -23,7 +23,7 @@ const MAX_FILE: u64 = 256 << 20;
 /// tolerates such a wait, because a real serial port may also be slow. A client that pauses the VM meanwhile may also have to wait this
 /// long.
 const TIMEOUT: Duration = Duration::from_millis(500);
-/// Maximum time without progress of the reader when the VM ends. After this time, the remaining output is lost.
+/// Maximum time that the end of the VM waits for a reader that reads nothing. After this time, the remaining output is lost.
 const TIMEOUT_AT_END: Duration = Duration::from_secs(1);
 /// Maximum time to write the remaining output when the VM ends.
 const MAX_END: Duration = Duration::from_secs(10);
@@ -32,8 +32,8 @@ const MAX_END: Duration = Duration::from_secs(10);
 /// one VM is written before the output of the next VM.
 static STDOUT: Mutex<Option<Arc<QueuedWriter>>> = Mutex::new(None);
 
-/// Output of a VM's console. Dropping it waits until everything is written, for at most 10 s. The wait ends earlier if the reader makes no
-/// progress for 1 s.
+/// Output of a VM's console. Dropping it waits until everything is written, for at most 10 s. The wait ends earlier if the reader reads
+/// nothing for 1 s.
 pub struct ConsoleOutput {
     /// Name in the log.
     name: &'static str,

@@ -20,7 +20,7 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 
 use super::receiver::size_of;
 
-/// Interval of checks for an opened pseudoterminal or a changed size. The kernel does not report these events.
+/// Interval of checks whether a process has opened the pseudoterminal or changed its size. The kernel does not report these events.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Other end of a line.
@@ -50,7 +50,7 @@ impl Peer {
         let pty = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         grantpt(&pty)?;
         unlockpt(&pty)?;
-        // The other side is opened by descriptor, because its path may belong to another mount of the file system.
+        // The other side is opened by descriptor, because its path may belong to another mount of devpts.
         let other = ioctl_tiocgptpeer(&pty, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         let mut settings = tcgetattr(&other)?;
         settings.make_raw();

@@ -117,8 +117,8 @@ fn enter_raw_mode() -> io::Result<()> {
     Ok(())
 }
 
-/// Restores the terminal's settings, unless they are restored already. If the process ends before every [`Terminal`] is dropped, call this
-/// function first.
+/// Restores the terminal's settings, unless they are restored already. Must be called before the process ends if a [`Terminal`] still
+/// exists.
 pub fn restore() {
     let original = ORIGINAL.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(original) = original {

@@ -20,7 +20,7 @@ use crate::process::log_stream;
 /// Maximum time until the control thread begins to end the VM, if another thread is stuck. The stuck thread may hold locks that the
 /// control thread needs.
 const BEGIN: Duration = Duration::from_secs(2);
-/// Maximum time for the control thread to end the VM and the program after it has begun.
+/// Maximum time until the control thread has ended the VM and the program, after it has begun to end the VM.
 const FINISH: Duration = Duration::from_secs(10);
 /// Maximum time to write the last events.
 const LAST_EVENTS: Duration = Duration::from_secs(1);

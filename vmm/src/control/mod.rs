@@ -256,7 +256,8 @@ impl<M: Machine> Control<M> {
             }
             Message::Call(call, caller) => {
                 if matches!(*call, Call::Snapshot(_)) {
-                    // Serve the guest's pending events first. Otherwise the snapshot would lose an event that is queued after this call.
+                    // Serve the guest's pending events first. Otherwise the snapshot would lose an event whose message is queued after this
+                    // call.
                     self.serve_guest()?;
                 }
                 let outcome = self.serve_call(*call);
@@ -389,8 +390,8 @@ impl<M: Machine> Control<M> {
         Ok(self.or_end(raised)??)
     }
 
-    /// Returns `outcome`, the outcome of a step. After a failed step, the guest cannot run. So this function writes an event with the
-    /// reason, and shuts down the VM.
+    /// Returns `outcome`, the outcome of a step. If the step failed, writes an event with the reason and shuts down the VM, because the
+    /// guest cannot run after the failure.
     fn or_end<T>(&mut self, outcome: Result<T, VmError>) -> Result<T, VmError> {
         outcome.inspect_err(|error| {
             emit_failure(&self.monitor, error);

@@ -62,7 +62,7 @@ impl<M: Machine> Control<M> {
                 log::error!("cannot pause the VM: {error}");
             }
         } else {
-            // The VM was already paused, so nothing changes. The level of this message is below the log's default level.
+            // The VM was already paused, so nothing changes. With the default log level, this message is not logged.
             log::info!("device '{id}': the host reports an uncorrectable error of {host}; the VM stays paused");
         }
         ControlFlow::Continue(())

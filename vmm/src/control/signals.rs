@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals to the VMM. SIGUSR1 reports the counters. The signals of [`ENDING`] end the VMM cleanly. SIGWINCH reports a new size of the
-//! terminal, or lost guest memory ([`devices::host_memory`]). A SIGTERM or SIGINT that arrives 1 s or more after the first ending signal
-//! ends the VMM immediately. This works even if the control thread is blocked.
+//! Signals to the VMM. SIGUSR1 makes the VMM report its counters. The signals of [`ENDING`] end the VMM cleanly. SIGWINCH reports a new
+//! size of the terminal, or lost guest memory ([`devices::host_memory`]). A SIGTERM or SIGINT that arrives 1 s or more after the first
+//! ending signal ends the VMM immediately. This works even if the control thread is blocked.
 
 use std::io;
 use std::time::{Duration, Instant};

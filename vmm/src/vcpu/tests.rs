@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of device accesses that KVM completes in pieces, with an order to pause or stop during each piece.
+//! Tests of instructions whose device accesses KVM completes in several pieces. In each run, the vCPU is ordered to pause or stop during
+//! one piece, or during every piece.
 //!
-//! The device itself gives the order, on the vCPU's thread. So the order arrives at the same place in each run.
+//! The device itself gives the order, on the vCPU's thread. So the order arrives exactly during the chosen piece.
 
 use std::sync::{MutexGuard, OnceLock};
 
@@ -307,7 +308,7 @@ fn run(program: &Program, order: Order, at: Option<usize>) -> Option<Outcome> {
 
 /// Value of [`Program::unit`] for a program whose pieces KVM must all complete before it can return to the guest.
 const ALL: usize = usize::MAX / 2;
-/// Number that no piece has, so that the board gives no order.
+/// Value of [`Board::at`] that is no piece's number, so that the board gives no order.
 const NEVER: Option<usize> = Some(usize::MAX);
 
 #[test]
@@ -340,7 +341,8 @@ fn removed_vcpu_first_completes_its_access() {
 
 #[test]
 fn failure_while_an_access_completes_is_reported() {
-    // lret: KVM's emulator reads both words of its stack, but does not support returns to another privilege level.
+    // lret reads two words from its stack, which is in the board's registers. Then KVM's emulator fails, because it does not support a
+    // return to another privilege level.
     let regs = kvm_regs { rsp: BOARD, ..Default::default() };
     let program = Program { name: "lret", code: &[0xcb], regs, unit: ALL };
     let Some(rig) = Rig::new(&program, Order::Pause, Some(0)) else { return };

@@ -176,11 +176,12 @@ pub struct Board {
     config_ports: Arc<ConfigPorts>,
     /// Registers of PCI hot plug.
     pub hotplug: Arc<HotplugRegisters>,
-    /// Registers of processors, if vCPUs can be added and removed.
+    /// Registers of processor hotplug, if vCPUs can be added and removed.
     pub processors: Option<Arc<CpuHotplug>>,
     /// Registers of memory devices, if RAM can be added.
     pub memory_devices: Option<Arc<MemoryDevices>>,
-    /// Register that reports a new VM Generation ID, if the VM has an ID. Its state is not saved, because each restore sets the register.
+    /// Register that reports a new VM Generation ID, if the VM has an ID. The register's state is not saved, because each restore sets the
+    /// register.
     pub generation_notice: Option<Arc<GenerationNotice>>,
     /// Event that raises the interrupt line of ACPI events.
     power_button: EventFd,
@@ -307,7 +308,8 @@ impl Board {
         self.all().into_iter().map(|(_, device)| device.save()).collect()
     }
 
-    /// Restores the devices from `states`. Before the call, interrupt controllers must be restored, and functions must be on the bus.
+    /// Restores the devices from `states`. Before this call, the interrupt controllers must be restored, and all PCI functions must be on
+    /// the bus.
     ///
     /// # Errors
     /// The VM has other devices than the saved VM, or a state is invalid.

@@ -13,7 +13,7 @@ use crate::kvm::KvmError;
 /// Number of readings of a clock. Only the shortest reading counts.
 const READINGS: usize = 8;
 
-/// Value of the clock.
+/// Saved value of the guest's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(Default))]
 #[serde(deny_unknown_fields)]
@@ -42,7 +42,7 @@ fn timed_by<T, E>(now: impl Fn() -> u64, mut read: impl FnMut() -> Result<T, E>)
         let before = now();
         let value = read()?;
         let after = now();
-        // The host's clock may be set back during the reading.
+        // If the host's clock is set back during the reading, the reading counts as the longest.
         let took = after.checked_sub(before).unwrap_or(u64::MAX);
         Ok((took, value, before.saturating_add(took / 2)))
     };

@@ -72,7 +72,8 @@ pub struct PciHole {
 
 /// Hole of a VM that boots a kernel.
 const HOLE_OF_KERNEL: PciHole = PciHole { aperture: 0xc000_0000..=0xdfff_ffff, mem32: 0xe000_0000..=0xf7ff_ffff };
-/// Hole of a VM that boots firmware. Firmware reassigns BARs from the start of the hole upwards and ignores ACPI.
+/// Hole of a VM that boots firmware. The BARs come first, because firmware ignores ACPI and assigns BARs from the start of the hole
+/// upwards.
 const HOLE_OF_FIRMWARE: PciHole = PciHole { aperture: 0xd800_0000..=0xf7ff_ffff, mem32: 0xc000_0000..=0xd7ff_ffff };
 
 impl PciHole {
@@ -119,7 +120,7 @@ pub const SERIAL_PORT: u64 = 0x3f8;
 pub const SERIAL_IRQ: u32 = 4;
 /// Interrupt line of ACPI events: the power button.
 pub const ACPI_EVENT_IRQ: u32 = 5;
-/// Interrupt line of PCI hotplug, level-triggered. It is above the former ISA lines, because guests assume that ISA lines are
+/// Interrupt line of PCI hotplug, level-triggered. It is above the ISA lines (0 to 15), because guests assume that ISA lines are
 /// edge-triggered.
 pub const PCI_HOTPLUG_IRQ: u32 = 16;
 /// PCI hotplug registers of segment 0.

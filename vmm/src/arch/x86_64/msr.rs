@@ -25,7 +25,7 @@ fn one(index: u32, data: u64) -> Result<Msrs, KvmError> {
         .map_err(|error| KvmError::other(format!("access MSR {index:#x}"), format!("cannot list the MSR: {error:?}")))
 }
 
-/// Returns the value of a register. Returns `None` if KVM does not report it.
+/// Returns the value of a register. Returns `None` if KVM does not report the register.
 pub(super) fn read(vcpu: &VcpuFd, index: u32) -> Result<Option<u64>, KvmError> {
     let mut entry = one(index, 0)?;
     let read = vcpu.get_msrs(&mut entry).is_ok_and(|count| count == 1);

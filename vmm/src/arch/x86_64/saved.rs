@@ -303,8 +303,8 @@ mod tests {
         let new = machine(Some(&saved)).unwrap();
         let (_, restore_time) = timed(|| saved.restore(&new.vm, &new).unwrap());
         let (after, last_time) = timed(|| save(&new));
-        // Each step accesses the clock and the counters one after the other. Between these accesses, the host may run another thread, so
-        // they can be as far apart as the step is long.
+        // Each step accesses the clock and the counters one after the other. Between two accesses, the host may run other threads. So the
+        // time between two accesses can be as long as the whole step.
         let tolerance = 0.1 + (save_time + restore_time + last_time).as_secs_f64();
         let passed = Duration::from_nanos(after.realtime_ns - saved.realtime_ns).as_secs_f64();
         for (before, after) in saved.vcpus.iter().zip(&after.vcpus) {

@@ -134,7 +134,7 @@ impl SavedCpuid {
             );
             return Err(StateError::rule("cpuid", rule));
         }
-        // A smaller width is rejected, because the VMM computes the guest-physical address map from this width.
+        // A width below the minimum is rejected, because the VMM computes the guest-physical address map from the saved width.
         let least = host.physical_bits().map_or(*PHYS_BITS.start(), |bits| bits.min(*PHYS_BITS.start()));
         if let Some(bits) = self.physical_bits().filter(|bits| *bits < least) {
             let rule = format!("the guest's CPU has physical addresses of {bits} bits, but the minimum is {least}");

@@ -36,7 +36,7 @@ struct Structure {
 
 impl Structure {
     fn new(kind: u8) -> Self {
-        // The length and the handle are filled in at the end.
+        // `append_to` fills in the length and the handle.
         Self { bytes: vec![kind, 0, 0, 0], strings: Vec::new() }
     }
 

@@ -2,9 +2,9 @@
 
 //! Time stamp counter of a vCPU in a snapshot.
 //!
-//! The counter advances while a VM is saved, as on a machine that sleeps. So a guest that uses the counter as its clock has the
-//! right time after a restore. The differences between the vCPUs' counters must not change. Therefore each counter's offset from
-//! the host's counter is restored, not its value. Values that are set one after the other would drift apart
+//! The counter advances while a VM is saved, as on a machine that sleeps. So a guest that uses the counter as its clock has the right time
+//! after a restore. The differences between the vCPUs' counters must not change. Therefore a restore sets each counter's offset from the
+//! host's counter, not its value. If the values were set one after the other, the time between two calls would change the differences
 //! (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
 
 use std::time::Duration;
@@ -63,7 +63,8 @@ impl TscState {
             self.value.wrapping_add(ticks(elapsed, self.khz))
         };
         let Ok(now) = ioctl::tsc_offset(vcpu) else {
-            // If the new value is within a second of the other vCPUs' counters, KVM synchronises all these counters.
+            // KVM supports no offsets, so the value is set. If the value is within a second of the other vCPUs' counters, KVM synchronises
+            // all these counters.
             let data = at(clock::realtime_ns());
             msr::write(vcpu, kvm_msr_entry { index: msr::TSC, data, ..Default::default() })?;
             return Ok(None);

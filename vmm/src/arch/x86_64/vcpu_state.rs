@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! All registers of a vCPU except its time stamp counter. A reset restores their power-on values, and a snapshot restores their
-//! saved values.
+//! All registers of a vCPU except its time stamp counter. A reset sets the registers to their power-on values. A restore from a snapshot
+//! sets them to their saved values.
 
 use devices::state::StateError;
 use kvm_bindings::nested::KvmNestedStateBuffer;
@@ -90,9 +90,9 @@ impl VcpuState {
     /// Restores the state of a vCPU that is not running and has the saved CPUID. The vCPU's time stamp counter must be set before this
     /// call, because timers are armed relative to the counter.
     ///
-    /// KVM requires this order. Special registers enable the features that nested state needs, and place the local APIC.
-    /// Setting registers drops pending exceptions, so events are restored later. The local APIC accepts a timer's deadline only in
-    /// TSC-deadline mode, so the deadline is restored after the local APIC.
+    /// KVM requires a certain order. Special registers come first, because they enable the features that nested state needs, and set the
+    /// address of the local APIC. Setting the general registers drops pending exceptions, so events are restored later. The local APIC
+    /// accepts a timer's deadline only in TSC-deadline mode, so the deadline is restored after the local APIC.
     pub fn restore(&self, kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd, unwritable: UnwritableMsr) -> Result<(), KvmError> {
         // A running nested guest would prevent setting special registers.
         leave_nested(kvm, vcpu)?;
@@ -176,7 +176,7 @@ impl VcpuState {
     }
 }
 
-/// Bytes of KVM's header of nested state, which contains the size.
+/// Bytes of KVM's header of nested state. The header contains the size of the whole nested state.
 const NESTED_HEADER: usize = size_of::<kvm_nested_state>();
 
 /// Returns the guest's nested state with its exact length. Returns an empty vector if KVM or the vCPU does not support nested state.

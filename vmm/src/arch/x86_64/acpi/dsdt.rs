@@ -66,8 +66,9 @@ fn system_device(name: &str, children: Vec<&dyn Aml>, aml: &mut Vec<u8>) {
     Scope::new("_SB_".into(), vec![&Device::new(name.into(), children)]).to_aml_bytes(aml);
 }
 
-/// Writes the PCI Express host bridge of segment 0 and its motherboard resources. The bridge's windows also cover the aperture of bounce
-/// windows. So the guest's DMA layer, which never allocates IOVAs in a host bridge's window, leaves the aperture free.
+/// Writes the PCI Express host bridge of segment 0 and its motherboard resources. The bridge's memory resources also cover the IOVA
+/// aperture of the bounce windows. The guest's DMA layer never allocates IOVAs in the memory resources of a host bridge, so the aperture
+/// stays free.
 fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
     let ports = PCI_CONFIG_PORTS;
     let before: AddressSpace<u16> = AddressSpace::new_io(0, narrow(ports.start() - 1), None);

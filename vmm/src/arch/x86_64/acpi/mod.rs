@@ -287,7 +287,7 @@ mod tests {
             let route = [&[0x0c, 0xff, 0xff, slot, 0, 0][..], b"\\\x2e_SB_", link, &[0]].concat();
             image.windows(route.len()).filter(|window| *window == route).count()
         };
-        // A slot of segment 1 uses the line of the next slot of segment 0.
+        // Slot N of segment 1 uses the same line as slot N + 1 of segment 0.
         assert_eq!((route(2, b"LNK2"), route(2, b"LNK3"), route(2, b"LNK0")), (1, 1, 0));
         assert_eq!((route(31, b"LNK3"), route(31, b"LNK0"), route(0, b"LNK0"), route(1, b"LNK2")), (1, 1, 0, 1));
         assert_eq!(image.windows(4).filter(|window| *window == b"_PRT").count(), 2);

@@ -65,7 +65,7 @@ mod tests {
         bytes
     }
 
-    /// Returns the table as the crate `acpi_tables` builds it. The crate's table is right for segment 0.
+    /// Returns the table as the crate `acpi_tables` builds it. The crate's table is correct for segment 0.
     fn of_the_crate(iommu: PciAddress, range: &RangeInclusive<PciAddress>) -> Vec<u8> {
         let device = |a: PciAddress| viot::PciDevice::new(a.segment, a.bus, a.device, a.function);
         let mut table = viot::VIOT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);

@@ -18,14 +18,14 @@ use crate::arch::layout::{HIGH_RAM_START, LOW_RAM_END, PAGE_SIZE};
 const HEADER_LEN: usize = 64;
 /// Length of a program header in bytes.
 const PROGRAM_HEADER_LEN: usize = 56;
-/// Maximum number of program headers. Kernels and firmware have a handful, and each header may cost as much time as clearing all RAM.
+/// Maximum number of program headers. Kernels and firmware have only a few.
 const MAX_PROGRAM_HEADERS: u16 = 256;
 /// Type of a loadable segment.
 const PT_LOAD: u32 = 1;
 /// Bytes of a page. Memory is checked and written page by page.
 const PAGE: usize = 4096;
 
-/// Loadable segment with guest-physical addresses. An address that would wrap around is replaced by `u64::MAX`, where no RAM can be.
+/// Loadable segment with guest-physical addresses. An address that would overflow 64 bits is replaced by `u64::MAX`, where no RAM can be.
 pub(super) struct Segment {
     /// Length in bytes in the file or in memory, whichever is larger.
     pub(super) len: u64,

@@ -124,7 +124,7 @@ pub struct Payload {
     ram_is_fresh: AtomicBool,
 }
 
-/// Format of a kernel image. Firmware is [`Self::Elf`].
+/// Format of a kernel or firmware image. Firmware is always [`Self::Elf`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Image {
     BzImage,
@@ -162,8 +162,8 @@ impl Payload {
         self.ram_is_fresh.store(false, Ordering::Relaxed);
     }
 
-    /// Loads everything into RAM of `ram_size` bytes. The ACPI root pointer is at `rsdp`. Returns the entry point of the boot
-    /// processor.
+    /// Loads the image and the initramfs into RAM of `ram_size` bytes, and writes the boot data. The ACPI root pointer is at `rsdp`.
+    /// Returns the entry point of the boot processor.
     pub fn load(&self, memory: &Ram, ram_size: u64, rsdp: u64) -> Result<Entry, BootError> {
         let loaded = self.load_image(memory, ram_size)?;
         let initramfs = self.load_initramfs(memory, ram_size, &loaded)?;

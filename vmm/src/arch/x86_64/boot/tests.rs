@@ -150,14 +150,14 @@ fn malformed_firmware_is_refused_wherever_it_is_cut_or_damaged() {
         image[at..at + bytes.len()].copy_from_slice(bytes);
         firmware_refused(&image)
     };
-    // The first two damaged images are big-endian or have program headers beyond the file. In the next damaged images, a segment exceeds
-    // the address space, RAM or the file.
+    // The first damaged image is big-endian. The second has program headers beyond the file. In the next three, a segment exceeds the
+    // address space, RAM and the file.
     with(5, &[2]);
     with(32, &u64::MAX.to_le_bytes());
     with(64 + 24, &(u64::MAX - 0xfff).to_le_bytes());
     with(64 + 24, &(64 * MIB - 0x1000).to_le_bytes());
     with(64 + 8, &0x1_0000u64.to_le_bytes());
-    // In the last damaged image, the notes exceed the file.
+    // In the last image, the notes exceed the file.
     with(0xb0, &u32::MAX.to_le_bytes());
 }
 
@@ -168,8 +168,8 @@ fn firmware_larger_than_ram_is_refused() {
     assert!(error.is_user_error() && error.to_string().starts_with("--firmware"), "{error}");
 }
 
-/// Returns firmware of 16 KiB with BSS in three places: after the file's bytes, 2 MiB further up, and below 1 MiB. The first BSS contains
-/// bytes of another segment.
+/// Returns firmware of 16 KiB with BSS in three places: after the file's bytes, 2 MiB above the image, and below 1 MiB. The first BSS
+/// contains bytes of another segment.
 fn firmware_with_bss() -> Vec<u8> {
     let segments = [
         Segment { offset: 0x3ff0, address: HIGH_RAM_START + 0x6008, file_len: 0x10, len: 0x10 },
@@ -187,7 +187,7 @@ fn use_ram(memory: &Ram) {
     memory.write_slice(&[0xff; 0x21_0000], GuestAddress(HIGH_RAM_START)).unwrap();
 }
 
-/// Checks memory after the firmware was loaded into used RAM.
+/// Checks that loading the firmware into used RAM has cleared its BSS, and has changed no memory outside of its segments.
 fn assert_bss_is_zeros(memory: &Ram) {
     let read = |address, len: usize| {
         let mut bytes = vec![0x11; len];
@@ -251,7 +251,7 @@ fn bss_takes_no_pages_of_fresh_ram() {
         let region = memory.iter().next().unwrap();
         let resident = memory::tests::said_by_smaps(region, "Rss:");
         let resident: u64 = resident.trim_end_matches(" kB").parse().unwrap();
-        // The RAM in use is far smaller than the BSS, even if written pages are huge pages.
+        // The resident RAM is far smaller than the BSS, even if the kernel uses huge pages for written pages.
         assert!(resident << 10 < 16 * MIB, "shared {shared}: {resident} KiB");
         if let Some(file) = region.file_offset() {
             let blocks = std::os::unix::fs::MetadataExt::blocks(&file.file().metadata().unwrap());

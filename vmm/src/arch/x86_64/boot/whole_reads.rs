@@ -73,7 +73,7 @@ mod tests {
         let mut bytes = [0; 100];
         memory.read_slice(&mut bytes, at).unwrap();
         assert!(bytes.iter().zip(1..).all(|(byte, expected)| *byte == expected), "{bytes:?}");
-        // If the file is shorter than announced, the read fails.
+        // The read fails, because the file is shorter than the requested length.
         memory.read_exact_volatile_from(at, &mut WholeReads(Slow(0, 99)), 100).unwrap_err();
     }
 }

@@ -106,8 +106,8 @@ fn registers_of(segment: u16, aml: &mut Vec<u8>) {
     Method::new(eject.as_str().into(), 1, true, vec![&ShiftLeft::new(&gone, &ONE, &Arg(0))]).to_aml_bytes(aml);
 }
 
-/// Writes the notifications of a segment's slots. The method reads each of the segment's two registers (added devices, devices to eject)
-/// only once, because reading a register clears it.
+/// Writes the part of the method SCAN that notifies the slots of a segment. The segment has a register for added devices, and a register
+/// for devices to eject. The method reads each register only once, because reading a register clears it.
 fn scan_of(segment: u16, aml: &mut Vec<u8>) {
     let (came, to_go) = (Path::new(&of_segment("CAM", segment)), Path::new(&of_segment("TGO", segment)));
     let (first, second) = (Local(0), Local(1));

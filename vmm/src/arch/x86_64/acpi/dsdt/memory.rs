@@ -29,7 +29,8 @@ fn name(number: u32) -> String {
     format!("M{number:03}")
 }
 
-/// Writes the memory devices, and a device (MHPC) with the notifying method. MHPC owns the register ports of all memory devices.
+/// Writes the memory devices, and the device MHPC, which has the method that notifies the memory devices. MHPC owns the register ports of
+/// all memory devices.
 pub(super) fn devices(aml: &mut Vec<u8>) {
     let count = u32::try_from(MAX_MEMORY_DEVICES).expect("a few");
     (0..count).for_each(|number| device(number, aml));
@@ -84,7 +85,7 @@ fn device(number: u32, aml: &mut Vec<u8>) {
     let base: u16 = narrow(MEMORY_DEVICE_PORTS + DEVICE_LEN * u64::from(number));
     let (address, length) = (Path::new("ADDR"), Path::new("SIZE"));
     let (first, last, bytes) = (Path::new("RMIN"), Path::new("RMAX"), Path::new("RLEN"));
-    // The method fills in this descriptor and returns it.
+    // The method `_CRS` fills in this descriptor and returns it.
     let range: AddressSpace<u64> = AddressSpace::new_memory(AddressSpaceCacheable::Cacheable, true, 0, 1, None);
     let buffer = Path::new("RANG");
     let sum = Local(0);

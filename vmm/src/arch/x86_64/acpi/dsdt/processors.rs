@@ -36,7 +36,7 @@ fn is_there(number: u32) -> String {
     format!("P{number:03X}")
 }
 
-/// Writes the first `count` processors, and the methods that access the registers.
+/// Writes the devices of the first `count` processors, and the methods that access the registers.
 pub(super) fn processors(count: u32, aml: &mut Vec<u8>) {
     let all: Vec<Processor> = (0..count).map(Processor).collect();
     // Hardware ID of a processor container.
@@ -112,7 +112,7 @@ fn fields(count: u32) -> Vec<FieldEntry> {
     fields
 }
 
-/// Returns the steps of the notifying method. Reading clears a register, so each register is read once.
+/// Returns the steps of the method SCAN. Reading clears a register, so each register is read once.
 fn scan(count: u32) -> Vec<Box<dyn Aml>> {
     let mut steps: Vec<Box<dyn Aml>> = Vec::new();
     for word in 0..words(count) {
@@ -171,7 +171,7 @@ impl Aml for Processor {
     }
 }
 
-// Every processor has a bit, and the registers match the fields' offsets.
+// Each register has a bit for every processor, and the registers have the offsets that `fields` assumes.
 const _: () = {
     assert!(carom_api::limits::MAX_VCPUS <= MAX_PROCESSORS);
     assert!(CAME == MAX_PROCESSORS as u64 / 8 && TO_GO == 2 * CAME && EJECT == 3 * CAME && REFUSE == EJECT + 4);
