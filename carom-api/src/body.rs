@@ -186,8 +186,8 @@ fn read<T: DeserializeOwned>(value: Value, unknown: Unknown) -> Result<T, String
     Ok(read)
 }
 
-/// Removes the middle of a deserializer's message that is longer than [`MAX_REASON`]. The start names the wrong value, and the end names
-/// the expected values.
+/// Removes the middle of a deserializer's message if the message is longer than [`MAX_REASON`]. The start of the message names the wrong
+/// value, and its end names the expected values.
 fn shortened(reason: String) -> String {
     if reason.len() <= MAX_REASON {
         return reason;

@@ -2,7 +2,7 @@
 
 //! Fields of the configuration, with their names on the command line and in JSON.
 
-/// Front end whose field names a message uses.
+/// Choice of the field names in a message: the names on the command line, or the names in JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Terms {
     /// Command line: `--memory size`.

@@ -83,7 +83,7 @@ const SPELLINGS: &str = r#"
 --restore source_url=file:///a,memory_restore_mode=ondemand,zone_updates=[x@1] => {"source_url": "file:///a", "memory_restore_mode": "OnDemand", "zone_updates": [{"id": "x", "host_numa_node": 1}]}
 "#;
 
-/// Malformed options and their messages. `…` stands for any rest of the message.
+/// Malformed options and their messages. A `…` at the end of a message stands for any text.
 const MALFORMED: &str = r#"
 --device iommu=on => --device: 'path=' is required
 --device path=/x,iommu=yes => --device iommu: 'yes' is neither 'on' nor 'off'
@@ -176,7 +176,7 @@ const MALFORMED: &str = r#"
 --restore source_url=file:///a,memory_restore_mode=x => --restore memory_restore_mode: 'x' is neither 'copy' nor 'ondemand'
 "#;
 
-/// Devices that break a rule, and the JSON field that the error names. `-` means that the device breaks no rule.
+/// Devices, and the JSON field that the error names. `-` means that the device breaks no rule.
 const CHECKED: &str = r#"
 --disk path=/x,num_queues=0 => num_queues
 --disk path=/x,num_queues=65 => num_queues
@@ -327,7 +327,8 @@ fn is_checked_beside_shared_ram(option: &str, text: &str, field: &str) {
     assert_eq!(refused.map(|error| error.field.name(Terms::Json)), wanted, "{option} {text}");
 }
 
-/// Generates a test for each of these options. One more test fails if a table has a line for any other option.
+/// Generates a test for each listed option. Another test fails if the table has a line for an option that is not listed, or no line for a
+/// listed option.
 macro_rules! by_option {
     ($table_tests:ident, $check:ident, $table:ident: $($name:ident $option:literal),*) => {
         mod $table_tests {

@@ -282,7 +282,7 @@ mod tests {
         let mut vm = saved();
         source.apply(&mut vm).unwrap();
         assert_eq!((vm.net[0].files.count(), vm.net[0].fds.len(), vm.net[1].files.count()), (2, 0, 0));
-        // If the VM is saved again, the device's `fds` have the same form as before.
+        // A new snapshot of the VM contains the same `fds` as the first snapshot.
         assert_eq!(vm.to_be_saved().net[0].fds, [-1, -1]);
         assert!(vm.check().is_ok());
     }

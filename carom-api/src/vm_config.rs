@@ -293,8 +293,8 @@ impl VmConfig {
         Err(self.too_many(segment, is_behind, &format!("at most {most} devices{off} fit {}", where_to(place))))
     }
 
-    /// Returns the error that too many devices are on a segment. The error lists the number of devices of each kind. The field of the error
-    /// is the field of the kind with the most devices.
+    /// Returns the error that too many devices are on a segment. The error lists the number of devices of each kind. The error names the
+    /// field of the kind with the most devices.
     fn too_many(&self, segment: u16, is_behind: bool, rule: &str) -> ConfigError {
         let in_slots = self.parts().filter(|part| part.kind().takes_slot && part.pci_segment() == segment);
         let mut kinds: Vec<(Field, usize)> = Vec::new();
@@ -362,8 +362,8 @@ fn name(part: &mut dyn KindConfig, taken: &mut Vec<String>) {
     taken.push(id);
 }
 
-/// Returns the part of an error that tells the user how to put a device behind the virtio-iommu. The text names all kinds of devices that
-/// support this.
+/// Returns the part of an error's text that tells the user how to put a device behind the virtio-iommu. The text names all kinds of devices
+/// that support this.
 fn way_behind_iommu(terms: Terms) -> String {
     let fields = KINDS.iter().filter_map(|kind| kind.iommu);
     let names: Vec<&str> = fields

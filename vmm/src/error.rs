@@ -50,7 +50,7 @@ pub enum VmError {
     Vfio {
         /// Option that caused the error.
         field: Field,
-        /// Directory of the device. Set if `source` may not name the directory.
+        /// Directory of the device. `None` if the text of `source` needs no directory.
         path: Option<String>,
         /// Cause.
         source: Box<VfioPciError>,
@@ -137,7 +137,7 @@ fn beyond_limits(terms: Terms) -> String {
 }
 
 fn explain_vfio(field: Field, path: Option<&str>, source: &VfioPciError, terms: Terms) -> String {
-    // These errors name the path themselves.
+    // The texts of these errors already name the path.
     let named = matches!(source, VfioPciError::NoSuchDevice { .. } | VfioPciError::NotPci { .. });
     match (path, terms) {
         (Some(path), Terms::Options) => format!("{}: {source}", field.with_value(path, terms)),

@@ -67,7 +67,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the program. Sets `last_lines` once standard error has a queue. When `last_lines` is dropped, it writes the rest of the log.
+/// Runs the program. Sets `last_lines` when lines to standard error begin to be queued. Dropping `last_lines` waits until all queued lines
+/// are written.
 fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(), VmError> {
     // After this call, an executed file cannot raise the program's privileges. The program itself executes no files.
     set_no_new_privs(true).map_err(|error| VmError::Device { what: "set no_new_privs", source: error.into() })?;

@@ -131,7 +131,7 @@ pub struct Kind {
 
 /// Operation that adds a device.
 pub struct Add {
-    /// Name in the path.
+    /// Name of the operation in the request's path, such as `vm.add-disk`.
     pub operation: &'static str,
     /// Operation ID in the document, which generated clients use.
     pub id: &'static str,

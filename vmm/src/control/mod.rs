@@ -256,8 +256,7 @@ impl<M: Machine> Control<M> {
             }
             Message::Call(call, caller) => {
                 if matches!(*call, Call::Snapshot(_)) {
-                    // Serve the guest's pending events first. Otherwise the snapshot would lose an event whose message is queued after this
-                    // call.
+                    // Serve the guest's pending events first. Otherwise the snapshot would lose an event that is queued after this call.
                     self.serve_guest()?;
                 }
                 let outcome = self.serve_call(*call);

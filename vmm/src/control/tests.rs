@@ -37,8 +37,8 @@ thread_local! {
     static MAILBOX: RefCell<Option<Arc<Mailbox>>> = const { RefCell::new(None) };
 }
 
-/// VM without a guest. With the command line `fail`, this VM cannot be built. With `fail-` and a step's name, that step runs but reports an
-/// error. A device with the path `/fail` cannot be opened.
+/// VM without a guest. With the kernel command line `fail`, this VM cannot be built. With `fail-` and a step's name, that step runs but
+/// reports an error. A device with the path `/fail` cannot be opened.
 struct Null {
     fails: String,
     vcpus_run: bool,
@@ -324,7 +324,7 @@ enum Refusal {
     Unbootable,
 }
 
-/// Model of the life cycle.
+/// Model of a VM's life cycle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Model {
     state: Option<State>,
@@ -348,7 +348,7 @@ impl Model {
             (Step::Boot, Some(Created | Shutdown)) => return Err(Refusal::Unbootable),
             (Step::PowerButton | Step::Nmi, state @ Some(Running | Paused)) => state,
             (Step::Grow, state @ Some(Created | Shutdown)) => state,
-            // The configuration allows no RAM to be added to a booted VM (`hotplug_size`).
+            // `hotplug_size` is 0, so no RAM can be added to a booted VM.
             (Step::Grow, Some(Running | Paused)) => return Err(Refusal::Rule),
             (Step::AddDevice, state) => state,
             (Step::Pause, Some(Running)) => Some(Paused),

@@ -18,7 +18,8 @@ use crate::address_space::{Access, SlotMemory};
 struct Used {
     /// Regions by slot number.
     regions: BTreeMap<u32, kvm_userspace_memory_region>,
-    /// Slot numbers by guest-physical address. KVM rejects overlapping slots.
+    /// Slot numbers by the first guest-physical address of the slot. KVM rejects overlapping slots, so at most one slot contains an
+    /// address.
     places: BTreeMap<u64, u32>,
 }
 
@@ -90,7 +91,7 @@ impl MemorySlots for KvmSlots {
 
 impl SlotMemory for KvmSlots {
     /// The slots stay locked during the access. KVM does not repeat an access that it has reported as MMIO, so this function performs the
-    /// access. It also succeeds if the host can supply the page by now, or if the slot was created after KVM's report.
+    /// access. The access succeeds if the host can supply the page in the meantime, or if the slot was created after KVM's report.
     fn access(&self, address: u64, access: Access<'_>) -> Result<bool, Loss> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let (len, writes) = match &access {

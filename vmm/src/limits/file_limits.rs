@@ -96,7 +96,8 @@ pub fn apply(
         let Ok((opened, _)) = open(path) else { continue };
         add_rule(&mut rules, opened, *access).map_err(no_rule)?;
     }
-    // Reports a missing KVM module before the restriction, so that the user can load it.
+    // Report a missing KVM module before the restriction. After the restriction, /dev/kvm would stay inaccessible even if the user loads
+    // the module.
     kvm::open()?;
     // If this process was restricted for an earlier VM, the bounds are already enforced.
     if config.landlock_enable || !sandbox::files_are_limited() {

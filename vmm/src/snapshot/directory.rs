@@ -53,8 +53,8 @@ pub struct NewSnapshot {
 /// Function that flushes a directory, like `sync_names`.
 pub(super) type SyncNames = fn(&Path) -> io::Result<()>;
 
-/// Flushes a directory, so that new names survive a power loss. Only warns if this process may write to the directory but not read it,
-/// or if the file system cannot flush directories.
+/// Flushes a directory, so that new names survive a power loss. If this process can write to the directory but not read it, only logs a
+/// warning. The same applies if the file system cannot flush directories.
 ///
 /// # Errors
 /// The directory cannot be opened or flushed for another reason, for example a disk error.
@@ -98,8 +98,8 @@ impl NewSnapshot {
         }
         let new =
             Self { directory: directory.to_path_buf(), made, files: Vec::new(), memory: None, finished: false, sync };
-        // Flush the new directory's own name before anything large is written. If the directory existed before, its creator must flush its
-        // name.
+        // Flush the new directory's own name before anything large is written. If the directory existed before, its creator must flush the
+        // directory's name.
         if let (true, Some(parent)) = (made, directory.parent()) {
             let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
             sync(parent).map_err(file_error(parent))?;

@@ -27,7 +27,7 @@ pub(super) fn xsave_len(vm: &VmFd) -> usize {
     usize::try_from(vm.check_extension_int(Cap::Xsave2)).unwrap_or(0).max(XSAVE_LEN)
 }
 
-/// Returns a zeroed area of `len` bytes.
+/// Returns a zeroed extended state area of `len` bytes.
 fn new_xsave(len: usize) -> io::Result<Xsave> {
     let more = len.saturating_sub(XSAVE_LEN).div_ceil(size_of::<<kvm_xsave2 as FamStruct>::Entry>());
     Xsave::new(more).map_err(|error| io::Error::other(format!("{error:?}")))

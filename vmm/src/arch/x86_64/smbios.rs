@@ -221,7 +221,7 @@ mod tests {
         platform.check().unwrap();
         let room = usize::try_from(SMBIOS_TABLES_END - SMBIOS_TABLES).unwrap();
         assert!((room - 0x2000..=room).contains(&Tables::new(&platform).table.len()));
-        // The tables contain the manufacturer twice, so its maximum length is half the maximum length of all strings.
+        // The tables contain the manufacturer twice, so the manufacturer may have at most half the maximum length of all strings.
         for len in [20_000, PlatformConfig::MAX_STRINGS / 2 - 1, 33_000, 40_000, PlatformConfig::MAX_STRINGS - 1] {
             let platform = PlatformConfig { system_manufacturer: Some("x".repeat(len)), ..PlatformConfig::default() };
             assert_eq!(platform.check().is_ok(), len < PlatformConfig::MAX_STRINGS / 2, "{len}");

@@ -150,8 +150,8 @@ fn malformed_firmware_is_refused_wherever_it_is_cut_or_damaged() {
         image[at..at + bytes.len()].copy_from_slice(bytes);
         firmware_refused(&image)
     };
-    // The first damaged image is big-endian. The second has program headers beyond the file. In the next three, a segment exceeds the
-    // address space, RAM and the file.
+    // The first damaged image is big-endian. The second has program headers beyond the file. In the next three, the segment exceeds the
+    // address space, RAM and the file, respectively.
     with(5, &[2]);
     with(32, &u64::MAX.to_le_bytes());
     with(64 + 24, &(u64::MAX - 0xfff).to_le_bytes());
