@@ -51,14 +51,15 @@ pub const MAX_PCI_SEGMENTS: u16 = 16;
 /// PCI slots available to devices. Slot 0 belongs to the host bridge.
 pub const SLOTS: RangeInclusive<u8> = 1..=31;
 
-/// Maximum devices on a PCI segment. Either `all` applies, or both other fields apply.
+/// Maximum numbers of devices on a PCI segment. If the VM has no virtio-iommu, or if the whole segment is behind the virtio-iommu, `all`
+/// applies. Otherwise the other two fields apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
-    /// Maximum of all devices together. It applies if the VM has no virtio-iommu, or if the whole segment is behind the virtio-iommu.
+    /// Maximum number of all devices together.
     pub all: usize,
-    /// Maximum of devices behind the virtio-iommu. It applies if `all` does not.
+    /// Maximum number of devices behind the virtio-iommu.
     pub behind_iommu: usize,
-    /// Maximum of devices that are not behind the virtio-iommu. It applies if `all` does not.
+    /// Maximum number of devices that are not behind the virtio-iommu.
     pub beside_iommu: usize,
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Measures reads of 4 KiB from an emulated disk. A guest without an operating system makes one read at a time, then 64 at a time. The
-//! image is in the host's RAM, so the measured time is spent in the VMM, not in a storage device. `CAROM_DISK` contains further parts of
-//! the `--disk` option.
+//! image is in the host's RAM, so the measured time is spent in the VMM, not in a storage device. The benchmark appends the value of
+//! `CAROM_DISK` to the value of `--disk`.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 

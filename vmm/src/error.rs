@@ -64,7 +64,7 @@ pub enum VmError {
     /// The VM could not be saved or restored.
     #[error(transparent)]
     State(#[from] VmStateError),
-    /// Any other failure of a device.
+    /// Any other operation that failed.
     #[error("cannot {what}: {source}")]
     Device {
         /// Operation that failed, as a verb: "resize a disk".

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Carom: command line, VM life cycle, memory, vCPUs, boot and wiring.
+//! The VMM: command line, API server, and the life cycle, memory, vCPUs, boot and devices of a VM.
 //!
 //! [`carom_api`] defines the user's configuration. [`control`] decides what happens to the VM, through the trait in [`machine`]. [`vm`]
 //! builds and runs the VM, with devices from [`parts`]. These modules use [`memory`] (the guest's RAM), [`arch`] (code for the processor

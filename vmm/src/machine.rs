@@ -34,7 +34,7 @@ pub trait Machine: Sized + Send + 'static {
     /// Builds a VM with its vCPUs stopped. If the guest asks for a reset or a power-off, the VM leaves a note in `mailbox`. The VM
     /// writes the guest's actions on devices to `monitor`.
     fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError>;
-    /// Restores the VM of `source`, with its vCPUs stopped. If `prefault` is set, reads all RAM from `source` now.
+    /// Restores the saved VM from `source`, with its vCPUs stopped. If `prefault` is set, reads all RAM from `source` now.
     fn restore(
         source: &dyn StateSource,
         prefault: bool,
@@ -53,18 +53,18 @@ pub trait Machine: Sized + Send + 'static {
     {
         std::mem::forget(self);
     }
-    /// Stops all vCPUs. Returns when they have stopped.
+    /// Stops all vCPUs, and waits until they have stopped.
     fn pause(&mut self) -> Result<(), VmError>;
     /// Runs the vCPUs again.
     fn resume(&mut self) -> Result<(), VmError>;
-    /// Resets everything to its power-on state. The vCPUs are stopped.
+    /// Resets the whole VM to its power-on state. The vCPUs are stopped.
     fn reset(&mut self) -> Result<(), VmError>;
     /// Adds `len` bytes of RAM with the settings of `config`, and notifies the guest. On error, the guest's RAM does not change.
     fn add_ram(&mut self, config: &MemoryConfig, len: u64) -> Result<(), VmError> {
         let _ = (config, len);
         Err(VmError::MoreRam("this machine cannot take more RAM".into()))
     }
-    /// Changes the size of the disk or balloon of this ID, and notifies the guest. On error, the size does not change.
+    /// Changes the size of the disk or balloon with this ID, and notifies the guest. On error, the size does not change.
     fn resize_device(&self, id: &str, bytes: u64) -> Result<(), VmError> {
         let _ = (id, bytes);
         Err(VmError::Guest("this machine's devices cannot be resized".into()))
@@ -80,7 +80,8 @@ pub trait Machine: Sized + Send + 'static {
     /// Sets the number of vCPUs to `count`, which is at most the configured maximum. On error, nothing changes.
     ///
     /// Adds missing vCPUs, which run if `run` is set. Asks the guest to release surplus vCPUs, even if the guest was asked before. When the
-    /// guest has released the surplus vCPUs, or is reset, these vCPUs are removed, and a note is left in the mailbox.
+    /// guest has released a surplus vCPU, the VM leaves a note in the mailbox, and [`Self::close_vcpus`] must be called. A reset also
+    /// removes the surplus vCPUs.
     fn set_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
         let _ = (count, run);
         Err(VmError::Guest("this machine's number of vCPUs cannot change".into()))
@@ -113,13 +114,13 @@ pub trait Machine: Sized + Send + 'static {
         let _ = device;
         Err(VmError::Guest("this machine cannot take devices".into()))
     }
-    /// Asks the guest to release the device of this ID. Returns `false` if no such device exists. When the guest has released the device,
-    /// or is reset, the device leaves the bus, and a note is left in the mailbox.
+    /// Asks the guest to release the device with this ID. Returns `false` if no such device exists. When the guest has released the device,
+    /// the VM removes the device from the bus and leaves a note in the mailbox. A reset also removes the device.
     fn remove_device(&mut self, id: &str) -> bool {
         let _ = id;
         false
     }
-    /// Closes the devices that have left the bus since the last call, and returns them.
+    /// Closes the devices that were removed from the bus since the last call, and returns these devices.
     fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
         Vec::new()
     }
@@ -127,8 +128,8 @@ pub trait Machine: Sized + Send + 'static {
     fn iommu(&self) -> Option<IommuStatus> {
         None
     }
-    /// Returns the same as [`Self::iommu`], for a thread that must not sleep. Returns `None` if another thread holds the lock of the
-    /// virtio-iommu. The default always returns `None`.
+    /// Like [`Self::iommu`], but never waits. Returns `None` if another thread holds the lock of the virtio-iommu. The default always
+    /// returns `None`.
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
         None
     }

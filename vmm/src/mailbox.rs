@@ -47,7 +47,8 @@ impl Notes {
 
 /// Mailbox in which a VM's vCPUs and the host side of its devices leave notes for the control thread. The mailbox holds at most one event
 /// of each kind from the guest. From the host, it holds at most one notice of each kind for each device. So the mailbox does not grow if a
-/// guest repeats a request endlessly. Leaving a note never waits, because the control thread may be waiting for the same vCPU to pause.
+/// guest repeats a request endlessly. A vCPU that leaves a note never waits, because the control thread may be waiting for this vCPU to
+/// pause.
 pub struct Mailbox {
     notes: Mutex<Notes>,
     wake: Box<dyn Fn() + Send + Sync>,

@@ -35,7 +35,8 @@ const MEMORY_TIMES: u32 = 300;
 struct Shared {
     /// Orders of the VM to the thread. A parked thread is outside the guest.
     handshake: Handshake,
-    /// True if the vCPU left an event in the mailbox that ends or resets the guest. The vCPU enters the guest again only after a reset.
+    /// True if the vCPU has put an event into the mailbox that ends or resets the guest. The vCPU enters the guest again only after a
+    /// reset.
     halted: AtomicBool,
     vcpu: Arc<Mutex<VcpuFd>>,
 }
@@ -98,7 +99,7 @@ impl Vcpu {
         self.give(Order::Pause);
     }
 
-    /// Allows a paused vCPU that left an event to enter the guest again. Called after a reset.
+    /// Allows a paused vCPU that has put an event into the mailbox to enter the guest again. Called after a reset.
     pub fn forget_halt(&self) {
         self.shared.halted.store(false, Ordering::Release);
     }
@@ -170,8 +171,8 @@ impl Runner {
         }
     }
 
-    /// Runs the guest while the order is to run and the vCPU has left no event. Afterwards every access is complete, unless the guest has
-    /// failed.
+    /// Runs the guest while the order is to run and the vCPU has put no event into the mailbox. Afterwards every access is complete, unless
+    /// the guest has failed.
     fn run_until_stopped(&self, vcpu: &mut VcpuFd) {
         let mut runs = self.is_running();
         while runs {
@@ -185,7 +186,7 @@ impl Runner {
             let is_over = matches!(entered, Err(GuestEvent::Failed(_)));
             let completed = if runs || is_over { Ok(()) } else { self.complete_io(vcpu) };
             if let Err(event) = entered.map(drop).and(completed) {
-                // The flag is set before the event is left, because the reset that handles the event clears the flag.
+                // The flag is set before the event is put into the mailbox, because the reset that handles the event clears the flag.
                 self.shared.halted.store(true, Ordering::Release);
                 self.mailbox.leave(event);
             }

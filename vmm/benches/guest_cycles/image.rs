@@ -10,7 +10,7 @@ use crate::guest_cycles::two_cpus;
 /// Length of the disk's image, which the guest reads completely.
 const IMAGE: usize = 32 << 20;
 
-/// Creates a disk image in `dir`, and returns the value of `--disk`. `more` contains further parts of the value.
+/// Creates a disk image in `dir`, and returns the value of `--disk`, which ends with `more`.
 ///
 /// The vCPU is pinned to the first host CPU, and the thread of the disk's queue to the second. So the scheduler does
 /// not move the threads.

@@ -30,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 const OPERATIONS: f64 = 2048.0;
 
 /// Measures the guest in the directory `guest` of `tests`, built with `macros`. `arguments` creates the VM's files in a directory in the
-/// host's RAM, and returns further arguments for Carom. `what` describes one operation.
+/// host's RAM, and returns the arguments that make Carom use these files. `what` describes one operation.
 pub(crate) fn compare(guest: &str, macros: &[&str], what: &str, arguments: impl FnOnce(&Path) -> Vec<String>) {
     // Without `--bench`, for example under `cargo test`, nothing is measured.
     if !env::args().any(|argument| argument == "--bench") {

@@ -54,7 +54,7 @@ impl ClientSocket for UnixStream {
 /// TCP carries no descriptors.
 impl ClientSocket for TcpStream {}
 
-/// State of a connection.
+/// Current activity of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// No byte of the next request has arrived.
@@ -73,7 +73,7 @@ struct Progress {
     lost: bool,
 }
 
-/// Progress of a connection, which the connection shares with the code that answers its requests.
+/// State of a connection, shared by the connection and the code that answers its requests.
 #[derive(Clone)]
 pub(super) struct Requests(Arc<Mutex<Progress>>);
 
@@ -125,7 +125,7 @@ impl<S: ClientSocket> ClientStream<S> {
         Self { socket, requests, idle_time, limited: Phase::Head, deadline: Box::pin(sleep(HEAD_TIME)) }
     }
 
-    /// Returns a handle of the connection's progress, for the code that answers the requests.
+    /// Returns the connection's shared state, for the code that answers the requests.
     pub(super) fn requests(&self) -> Requests {
         self.requests.clone()
     }

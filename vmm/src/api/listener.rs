@@ -16,8 +16,8 @@ pub(super) enum ApiListener {
 }
 
 impl ApiListener {
-    /// Returns the maximum number of connected clients. The number is limited, because each client uses a file descriptor. The server
-    /// answers a further client with status 429. Each listener has its own limit, so that network clients cannot lock out clients of the
+    /// Returns the maximum number of connected clients. The number is limited, because each client uses a file descriptor. If more clients
+    /// connect, the server answers with status 429. Each listener has its own limit, so that network clients cannot lock out clients of the
     /// API's socket.
     pub(super) fn places(self) -> usize {
         match self {
@@ -27,7 +27,7 @@ impl ApiListener {
     }
 
     /// Returns the maximum silence of a client between two requests. API clients may keep a connection for as long as the VM lives. Network
-    /// clients may not keep a silent connection, because silent clients could lock out all other network clients for ever.
+    /// clients must not keep a silent connection, because silent clients could lock out all other network clients for ever.
     pub(super) fn idle_time(self) -> Option<Duration> {
         match self {
             Self::Api => None,

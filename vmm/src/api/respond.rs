@@ -32,7 +32,8 @@ const JSON: &str = "application/json";
 /// Maximum time for a client to send a body.
 const BODY_TIME: Duration = Duration::from_secs(10);
 
-/// Answers `request`, which arrived at a listener of this `kind`. `requests` is the progress of the request's connection.
+/// Answers `request`, which arrived at a listener of this `kind`. `requests` is the shared state of the request's connection, which holds
+/// the descriptors of the request.
 pub(super) async fn respond(
     kind: ApiListener,
     shared: &SharedApi,
@@ -50,7 +51,8 @@ pub(super) async fn respond(
         verbs.push(operation.verb.name());
     }
     log::debug!("API: {} {path}: no such operation", request.method());
-    // Read the body anyway: if the connection were closed while the client is still sending, the client might lose the answer.
+    // Read the body although no operation uses it. If the connection were closed while the client is still sending, the client might lose
+    // the answer.
     let _ = read_body(request.into_body()).await;
     if verbs.is_empty() {
         return refusal(StatusCode::NOT_FOUND, &format!("no operation exists at {path}{}", kind.hint())).into();
@@ -166,8 +168,8 @@ fn answer(outcome: Result<Reply, ControlError>) -> Page {
     }
 }
 
-/// Returns the status code of an error. The codes are those of Cloud Hypervisor (`api_error_status_code`), so a call that the VM's state
-/// does not allow is an internal error (500).
+/// Returns the status code of an error. The codes are the same as in Cloud Hypervisor (`api_error_status_code`), so a call that the VM's
+/// state does not allow is an internal error (500).
 fn status(error: &ControlError) -> StatusCode {
     match error {
         ControlError::NotCreated | ControlError::NoSuchPart(_) => StatusCode::NOT_FOUND,

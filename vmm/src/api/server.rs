@@ -2,9 +2,9 @@
 
 //! The HTTP server: one thread for all clients.
 //!
-//! A client may send slowly or not at all, or may not read its answers. Such a client blocks only its own connection, and only
-//! for a limited time. The control thread executes calls. The server itself answers `vm.info` if it can do so without waiting.
-//! If a client disconnects, its call is still executed.
+//! A client may send slowly, may send nothing, or may never read its answers. Such a client blocks only its own connection, and only for a
+//! limited time. The control thread executes calls. The server itself answers `vm.info` if it can do so without waiting. If a client
+//! disconnects, its call is still executed.
 
 use std::convert::Infallible;
 use std::io;

@@ -12,7 +12,7 @@ use devices::host_memory::Note;
 use super::{ControlError, Reply};
 use crate::mailbox::Mailbox;
 
-/// Maximum number of client calls in the queue. A further call fails with [`ControlError::TooManyCalls`].
+/// Maximum number of client calls in the queue. If the queue is full, a call fails with [`ControlError::TooManyCalls`].
 const MAX_CALLS: usize = 128;
 
 /// Callback that receives the result of a call. It must not block, because the control thread runs it.

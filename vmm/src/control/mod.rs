@@ -473,7 +473,7 @@ impl<M: Machine> Control<M> {
         Ok(self.or_end(reset)?)
     }
 
-    /// Resets everything to its power-on state and boots again. The vCPUs run afterwards if `run` is set.
+    /// Resets the VM to its power-on state and boots the guest again. Runs the vCPUs if `run` is set.
     fn reset(&mut self, run: bool) -> Result<(), VmError> {
         let Some(created) = &mut self.created else { return Ok(()) };
         let Some(Booted { vm, mailbox, .. }) = &mut created.booted else { return Ok(()) };

@@ -41,7 +41,7 @@ impl EndRequest {
     }
 }
 
-/// Logs that `signal` ends the VMM. Adds the cause of the signal if the user may not know the cause.
+/// Logs that `signal` ends the VMM. Adds the cause of the signal if the user probably does not know the cause.
 pub(super) fn log_end(signal: i32) {
     let cause = match signal {
         SIGXCPU => "SIGXCPU: the process reached a limit on CPU time (RLIMIT_CPU or RLIMIT_RTTIME)",

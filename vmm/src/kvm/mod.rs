@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The VM in the kernel: KVM's descriptors, memory slots, interrupt routes, and the state of vCPUs.
+//! The VM in the kernel: KVM's descriptors, memory slots, interrupt lines and routes, doorbells, and VFIO device.
 
 pub mod doorbells;
 mod error;

@@ -173,8 +173,8 @@ impl MsiVectors for KvmVectors {
                 self.routes.host.register(event, *gsi).inspect_err(|_| drop(self.routes.set(*gsi, None)))?;
                 *is_registered = true;
                 // If the event was pending, KVM has fired the interrupt, but has not reset the event's counter. Without this reset, the
-                // same count would fire again after the vector is next masked and unmasked. The reset never blocks, even if a process that
-                // shares the event has put it in blocking mode.
+                // same count would fire the interrupt again when the vector is next masked and unmasked. The reset never blocks, even if a
+                // process that shares the event has put it in blocking mode.
                 event_fd::forget(event);
             }
         } else {

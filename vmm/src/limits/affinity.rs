@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Host CPUs for the threads of a VM. The CPUs are checked before anything is built.
+//! Host CPUs for the threads of a VM. The CPUs are checked before the VM is built.
 
 use std::collections::BTreeMap;
 

@@ -29,7 +29,7 @@ use crate::tap;
 
 /// Rights to write to an existing file.
 const WRITE: Access = make_bitflags!(AccessFs::{WriteFile | Truncate | IoctlDev});
-/// Rights to create a socket and its lock in a directory (`devices::listening_socket`), and to remove both.
+/// Rights to create a socket and its lock file in a directory (`devices::listening_socket`), and to remove both files.
 const SOCKETS: Access = make_bitflags!(AccessFs::{MakeSock | MakeReg | WriteFile | RemoveFile});
 
 /// Files that every VM uses: KVM, the files for a panic's backtrace, and the time zone for times in the log.

@@ -163,7 +163,7 @@ impl Drop for NewSnapshot {
         if self.finished {
             return;
         }
-        // Remove the state file first. Without it, the other files are not a snapshot.
+        // Remove the state file first. Without the state file, the other files are not a snapshot.
         for name in self.files.iter().rev() {
             // Ignore this error: a file that cannot be removed stays in the directory.
             let _ = fs::remove_file(self.directory.join(name));

@@ -14,7 +14,7 @@ use vm_memory::bitmap::BitmapSlice;
 
 use crate::arch::layout::PAGE_SIZE;
 
-/// Page of zeros. Other pages are compared with this page as a whole, because comparing byte by byte takes ten times as long.
+/// Page of zeros. The writer compares whole pages with this page, because comparing byte by byte takes ten times as long.
 const ZEROS: [u8; 4096] = [0; 4096];
 const _: () = assert!(ZEROS.len() as u64 == PAGE_SIZE);
 

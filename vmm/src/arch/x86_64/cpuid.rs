@@ -205,8 +205,8 @@ mod tests {
         assert_eq!(find(&cpuid, 1, 0).edx & HTT, 0);
     }
 
-    /// Returns how many other vCPUs share each cache level. The host's entries are those of an AMD or Intel processor with two threads
-    /// per core.
+    /// Returns how many other vCPUs share each cache level. The host's entries describe an AMD or Intel processor with two threads per
+    /// core.
     fn shared(function: u32, template: CpuidTemplate) -> Vec<u32> {
         let caches = [(1, 1), (2, 1), (3, 15)].into_iter().zip(0..);
         let mut entries: Vec<_> = caches

@@ -320,7 +320,7 @@ mod tests {
         if apart(&save(&old)) == apart(&saved) {
             assert_eq!(apart(&after), apart(&saved));
         }
-        // The clock was not read at the same time as the counters, so its saved time of day is used here.
+        // The clock and the counters were not read at the same time. So this check uses the time of day that was saved with the clock.
         let passed = Duration::from_nanos(after.clock.realtime_ns - saved.clock.realtime_ns).as_secs_f64();
         let clock = Duration::from_nanos(after.clock.ns.wrapping_sub(saved.clock.ns)).as_secs_f64();
         assert!((clock - passed).abs() < tolerance, "the clock advanced by {clock} s in {passed} s");

@@ -21,7 +21,7 @@ use crate::kvm::KvmError;
 /// differ by this much from one boot to the next. A guest's NTP client can correct a difference of this size.
 const TOLERANCE: u64 = 250;
 
-/// Counter of one vCPU.
+/// Saved time stamp counter of one vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(Default))]
 #[serde(deny_unknown_fields)]

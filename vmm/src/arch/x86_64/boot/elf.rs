@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Clears the parts of an ELF image's memory for which the file has no bytes, such as BSS. The System V ABI ("Program Header") requires
-//! zeros there. linux-loader writes only the file's bytes. Writing only these bytes is enough for fresh RAM, but not for the RAM of a guest
-//! that was reset.
+//! zeros in these parts. linux-loader writes only the file's bytes. Writing only these bytes is enough for fresh RAM, but not for the RAM
+//! of a guest that was reset.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;

@@ -86,7 +86,8 @@ fn words(count: u32) -> u32 {
     count.div_ceil(32)
 }
 
-/// Returns the name of a register field with the bits of 32 processors: `C` for added processors, `G` for processors to eject.
+/// Returns the name of a register field with the bits of 32 processors. `kind` is `C` for added processors, and `G` for processors to
+/// eject.
 fn word_name(kind: char, word: u32) -> String {
     format!("{kind}W{word:02}")
 }
