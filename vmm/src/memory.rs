@@ -105,7 +105,7 @@ pub fn show(memory: &Arc<Ram>, slots: &dyn MemorySlots) -> Result<(), MemoryErro
     memory.iter().try_for_each(|region| show_region(region, slots).map(|_| ()))
 }
 
-/// Registers a region of the VM's RAM with KVM. Returns its slot.
+/// Registers a region of the VM's RAM with KVM. Returns the memory slot of the region.
 pub fn show_region(region: &RamRegion, slots: &dyn MemorySlots) -> Result<u32, MemoryError> {
     let gpa = region.start_addr().0;
     let host = HostRange { address: region.as_ptr() as usize, len: region.size() };

@@ -3,10 +3,10 @@
 //! Runs guests without an operating system, which count the cycles of their operations. The guests run alternately with this build of Carom
 //! and with another build.
 //!
-//! `CAROM_BASE_VMM` names the program of the other build. If it is set, the benchmark prints the ratio of the two builds' times. The ratio
-//! is the median of all rounds, with its 95 % confidence interval. `CAROM_ROUNDS` is the number of rounds. Each line that a guest prints
-//! consists of two hexadecimal numbers. The first is the depth: the number of simultaneous operations, 1 or 64. The second is the number of
-//! cycles that [`OPERATIONS`] operations took. The guest prints `!` if an operation fails.
+//! `CAROM_BASE_VMM` names the program of the other build. If this variable is set, the benchmark prints the ratio of the two builds' times.
+//! The ratio is the median of all rounds, with its 95 % confidence interval. `CAROM_ROUNDS` is the number of rounds. Each line that a guest
+//! prints consists of two hexadecimal numbers. The first is the depth: the number of simultaneous operations, 1 or 64. The second is the
+//! number of cycles that [`OPERATIONS`] operations took. The guest prints `!` if an operation fails.
 
 use std::env;
 use std::fs;
@@ -71,7 +71,8 @@ pub(crate) fn compare(guest: &str, macros: &[&str], what: &str, arguments: impl 
     }
 }
 
-/// Returns the first two CPUs that this process may use, for the vCPU and for a device's thread. Returns `None` if it may use only one CPU.
+/// Returns the first two CPUs that this process may use, for the vCPU and for a device's thread. Returns `None` if this process may use
+/// only one CPU.
 pub(crate) fn two_cpus() -> Option<[usize; 2]> {
     let allowed = sched_getaffinity(None).unwrap();
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Metrics in Prometheus' text format, with its naming conventions: base units, and `_total` for counters.
+//! Metrics in the text format of Prometheus. The names of metrics follow the conventions of Prometheus: base units, and `_total` for
+//! counters.
 
 use std::collections::BTreeMap;
 
@@ -215,8 +216,8 @@ fn stalls(times: &Histogram) -> MetricFamily {
     histogram("carom_iommu_poll_stall_duration_seconds", help, "thread", &[("iommu_poll", times)])
 }
 
-/// Upper bounds, in nanoseconds, of the histogram classes that are rendered as buckets. Other classes have few samples. They are left out,
-/// because each bucket is a time series of its own.
+/// Upper bounds, in nanoseconds, of the histogram classes that are rendered as buckets. The other classes have few samples, and each bucket
+/// is a separate time series. So these classes get no buckets.
 const CLASSES: std::ops::RangeInclusive<u64> = 255..=(1 << 30);
 
 /// Returns a metric family with a histogram for each of `named`. `prometheus::Histogram` counts samples one by one, but `named` contains

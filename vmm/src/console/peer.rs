@@ -60,7 +60,7 @@ impl Peer {
         Ok((Self::Pty { file: pty.into(), open: false }, path))
     }
 
-    /// Creates a socket that this user can connect to.
+    /// Creates a socket that only this user can connect to.
     ///
     /// # Errors
     /// As for [`ListeningSocket::for_part`].

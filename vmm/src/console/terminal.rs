@@ -103,7 +103,7 @@ fn enter_raw_mode() -> io::Result<()> {
     let original = tcgetattr(&stdin)?;
     let mut raw = original.clone();
     raw.make_raw();
-    // The VMM writes its own messages to the same terminal. With OPOST, their line feeds still return the carriage.
+    // The VMM writes its own messages to the same terminal. With OPOST, the line feeds in these messages still return the carriage.
     raw.output_modes |= OutputModes::OPOST;
     *ORIGINAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(original);
     HOOK.call_once(|| {
@@ -152,7 +152,7 @@ fn forward_input() {
 
 fn send(mut bytes: &[u8]) {
     while !bytes.is_empty() {
-        // The receiver is looked up each time, because the VM may end while its receive buffer is full.
+        // The receiver is looked up each time, because the VM may end while the guest's receive buffer is full.
         let Some((_, receiver)) = input().receivers.last().cloned() else { return };
         let taken = receiver.receive(bytes);
         drop(receiver);

@@ -84,7 +84,7 @@ pub(super) trait Readable: Send + Sync {
 pub struct ControlHandle {
     sender: Sender<Message>,
     calls: Arc<AtomicUsize>,
-    /// State of the control thread. It is set when the control thread begins to serve messages.
+    /// State that [`Self::info_soon`] reads. The state is set when the control thread begins to serve messages.
     read: Arc<OnceLock<Weak<dyn Readable>>>,
 }
 

@@ -16,8 +16,8 @@ impl<M: Machine> Control<M> {
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         let leaving = created.booted.as_ref().map_or(&[][..], |booted| &booted.leaving);
         check_leaving(leaving, &device)?;
-        // The check of the new configuration includes devices that the guest has not released yet, because they still occupy their names
-        // and paths.
+        // The check of the new configuration includes devices that the guest has not released yet, because these devices still occupy their
+        // names and paths.
         let mut added = None;
         let mut config = created.config.with(|config| {
             leaving.iter().try_for_each(|device| config.push(device.clone()))?;

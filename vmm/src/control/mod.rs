@@ -2,8 +2,8 @@
 
 //! The control thread, which owns the VM. Only this thread creates, boots, pauses, resets and deletes the VM.
 //!
-//! Other threads send messages to this thread ([`ControlHandle`]). It serves one message at a time, so changes of the VM's state never
-//! overlap. It answers a call after the call is complete. While it waits for messages, other threads can read the VM's state (`vm.info`).
+//! Other threads send messages ([`ControlHandle`]). The control thread serves one message at a time, so changes of the VM never overlap. It
+//! answers a call after the call is complete. While it waits for messages, other threads can read the VM's state (`vm.info`).
 
 mod bounce;
 mod channel;

@@ -17,9 +17,9 @@ impl<M: Machine> Control<M> {
         notes.failed.iter().try_for_each(|(id, host)| self.device_failed(id, host))
     }
 
-    /// Starts to remove a device that the host wants back: asks the guest to release it. The host repeats its request every ten
-    /// seconds. Each time Carom asks the guest again, because the guest may have missed the earlier request. The log and the events
-    /// report only the first request.
+    /// Starts to remove a device that the host wants back: asks the guest to release the device. The host repeats its request every ten
+    /// seconds. Each time Carom asks the guest again, because the guest may have missed the earlier request. The log and the events report
+    /// only the first request.
     fn give_back(&mut self, id: &str, host: &str) {
         let Some(bdf) = self.guest_address(id) else { return };
         let Some(Created { booted: Some(Booted { requested, .. }), .. }) = &mut self.created else { return };
@@ -33,15 +33,15 @@ impl<M: Machine> Control<M> {
         }
     }
 
-    /// Stops the guest after an uncorrectable error of its device. Data that the guest reads from this device may be wrong and must
-    /// not spread. The API client decides whether the guest continues. Without an API, the guest ends.
+    /// Stops the guest after an uncorrectable error of a device. Data that the guest reads from this device may be wrong and must not
+    /// spread. The API client decides whether the guest continues. Without an API, the guest ends.
     fn device_failed(&mut self, id: &str, host: &str) -> ControlFlow<Result<(), VmError>> {
         let Some(bdf) = self.guest_address(id) else { return ControlFlow::Continue(()) };
         self.device_errors += 1;
         let running = self.created.as_ref().is_some_and(|created| created.state == State::Running);
         let what = Some(properties(id, &bdf, host));
         if running {
-            // No rate limit is needed: the error ends or pauses the guest, so it can only recur after a client resumes the guest.
+            // No rate limit is needed: the error ends or pauses the guest, so the error can recur only after a client resumes the guest.
             self.monitor.event_with("vm", "device-error", what);
         } else {
             // A guest may be able to cause device errors, so the rate limit for guest events applies.

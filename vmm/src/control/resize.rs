@@ -27,7 +27,7 @@ impl<M: Machine> Control<M> {
         self.monitor.event("vm", "resizing");
         if more > 0 {
             booted.vm.add_ram(&created.config.memory, more)?;
-            // Record the added RAM in the configuration now, because it stays even if a later step of this call fails.
+            // Record the added RAM in the configuration now, because the RAM stays even if a later step of this call fails.
             created.config = created.config.with(|changed| {
                 changed.memory.size = config.memory.size;
                 Ok::<_, ConfigError>(())

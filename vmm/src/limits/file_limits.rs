@@ -184,7 +184,7 @@ impl<'b> Limits<'b> {
         Ok(Self { rules: rules()?, bounds, named: Vec::new() })
     }
 
-    /// Adds a rule for a file or directory that the program itself uses, if it exists.
+    /// Adds a rule for a file or directory that the program itself uses, if the file or directory exists.
     fn add_if_there(&mut self, path: &Path, access: Access) -> Result<(), VmError> {
         let Ok((opened, _)) = open(path) else { return Ok(()) };
         add_rule(&mut self.rules, opened, access).map_err(no_rule)

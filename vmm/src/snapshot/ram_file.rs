@@ -36,7 +36,7 @@ impl RamFileWriter {
         Self { file, block: vec![0; BLOCK], next: 0 }
     }
 
-    /// Appends the bytes of `memory`, whose length is a multiple of the page size. Returns their offset in the file.
+    /// Appends the bytes of `memory`, whose length is a multiple of the page size. Returns the offset of these bytes in the file.
     ///
     /// # Errors
     /// The kernel rejects the write, for example because the disk is full.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Saves and sets KVM's clock, which most guests use as their time, when a VM is paused, resumed or restored.
+//! Saves and sets KVM's clock when a VM is paused, resumed or restored. Most guests use this clock to tell the time.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -69,8 +69,8 @@ impl ClockState {
         set(vm, kvm_clock_data { clock: self.ns, ..Default::default() })
     }
 
-    /// Advances the clock by the time since it was saved. If the host's time of day was set back in the meantime, the clock continues from
-    /// the saved value.
+    /// Advances the clock by the time that has passed since the clock was saved. If the host's time of day was set back in the meantime,
+    /// the clock continues from the saved value.
     pub fn catch_up(&self, vm: &VmFd) -> Result<(), KvmError> {
         if vm.check_extension_int(Cap::AdjustClock).cast_unsigned() & KVM_CLOCK_REALTIME != 0 {
             // The kernel reads the host's clock and sets the guest's clock in this one call, so no time passes between these steps.

@@ -16,8 +16,8 @@ use crate::kvm::KvmError;
 #[cfg(test)]
 use crate::kvm::KvmVm;
 
-/// Creates the interrupt controllers of a new VM in the kernel, and sets the addresses of the pages that KVM needs for
-/// them.
+/// Creates the interrupt controllers of a new VM in the kernel. Also sets the addresses of KVM's own pages: the identity map and the task
+/// state segment.
 pub fn create(vm: &VmFd) -> Result<(), KvmError> {
     vm.set_identity_map_address(KVM_IDENTITY_MAP).map_err(KvmError::call("place KVM's identity map"))?;
     vm.set_tss_address(KVM_TSS).map_err(KvmError::call("place KVM's task state segment"))?;

@@ -58,7 +58,7 @@ pub trait Vcpus {
 }
 
 impl ProcessorsState {
-    /// Reads the state of paused vCPUs. `clock` is the guest's clock when they were paused.
+    /// Reads the state of paused vCPUs. `clock` is the guest's clock when the vCPUs were paused.
     pub fn save(vm: &KvmVm, vcpus: &impl Vcpus, clock: ClockState) -> Result<Self, KvmError> {
         let mut numbers = vcpus.numbers();
         let counters = numbers.iter().map(|number| vcpus.with(*number, TscState::save));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! SMBIOS tables: the names of the machine (DMTF DSP0134, System Management BIOS reference specification 3.7). Linux looks for their
-//! entry point between 0xf0000 and 0xfffff, EDK2 at 0xf0000. Linux shows the names in `/sys/class/dmi/id`. Numbers in parentheses are
-//! sections of the specification.
+//! SMBIOS tables: the names of the machine (DMTF DSP0134, System Management BIOS reference specification 3.7). Linux looks for the tables'
+//! entry point between 0xf0000 and 0xfffff. EDK2 looks for the entry point at 0xf0000. Linux shows the names in `/sys/class/dmi/id`.
+//! Numbers in parentheses are sections of the specification.
 
 use carom_api::config::PlatformConfig;
 use devices::ram::Ram;

@@ -2,9 +2,9 @@
 
 //! Time stamp counter of a vCPU in a snapshot.
 //!
-//! The counter advances while a VM is saved, as on a machine that sleeps. So a guest that uses the counter as its clock has the right time
-//! after a restore. The differences between the vCPUs' counters must not change. Therefore a restore sets each counter's offset from the
-//! host's counter, not its value. If the values were set one after the other, the time between two calls would change the differences
+//! The counter advances while a VM is saved, as on a machine that sleeps. So a guest that uses the counter as its clock has the correct
+//! time after a restore. The differences between the vCPUs' counters must not change. Therefore a restore sets each counter's offset from
+//! the host's counter, not its value. If the values were set one after the other, the time between two calls would change the differences
 //! (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
 
 use std::time::Duration;

@@ -65,7 +65,7 @@ fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> KvmError {
 }
 
 impl VcpuState {
-    /// Reads the state of a vCPU that is not running and has its CPUID.
+    /// Reads the state of a vCPU that is not running and whose CPUID is set.
     pub fn save(kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd) -> Result<Self, KvmError> {
         // The run state is read first, because this read makes KVM apply pending INIT and SIPI to the run state. KVM may also change
         // events, which are read later.

@@ -3,8 +3,8 @@
 //! NUMA nodes of vCPUs, RAM and PCI segments: the system resource affinity table and the system locality distance information
 //! table (ACPI 6.5, sections 5.2.16 and 5.2.17).
 //!
-//! The crate `acpi_tables` also builds these two tables, but without processors in the affinity table (SRAT). In its distance table (SLIT),
-//! distances can only be symmetric.
+//! The crate `acpi_tables` also builds these two tables, but without processors in the affinity table (SRAT). The crate's distance table
+//! (SLIT) allows only symmetric distances.
 
 use std::collections::BTreeMap;
 

@@ -72,11 +72,11 @@ fn bytes<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
     std::array::from_fn(|place| header[at + place])
 }
 
-/// Clears a range of RAM. Skips the addresses between `LOW_RAM_END` and `HIGH_RAM_START`, because they already contain tables.
+/// Clears a range of RAM. Skips the addresses between `LOW_RAM_END` and `HIGH_RAM_START`, because these addresses already contain tables.
 ///
-/// Pages that are already zero are not written, because a write would make the host allocate or unshare them. Reading may also allocate a
-/// page. So this function does not even read `fresh` RAM, which no guest of this VMM has used. Fresh RAM is still cleared if a file with
-/// data backs part of the range, because that file may have been another VM's RAM.
+/// Pages that are already zero are not written, because a write would make the host allocate or unshare these pages. Reading may also
+/// allocate a page. So this function does not even read `fresh` RAM, which no guest of this VMM has used. Fresh RAM is still cleared if a
+/// file with data backs part of the range, because that file may have been another VM's RAM.
 pub(super) fn zero(memory: &Ram, range: &Range<u64>, fresh: bool) -> Result<(), GuestMemoryError> {
     for range in [range.start..range.end.min(LOW_RAM_END), range.start.max(HIGH_RAM_START)..range.end] {
         if !range.is_empty() && (!fresh || memory.iter().any(|region| may_have_data(region, &range))) {

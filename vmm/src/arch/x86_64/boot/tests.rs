@@ -187,7 +187,8 @@ fn use_ram(memory: &Ram) {
     memory.write_slice(&[0xff; 0x21_0000], GuestAddress(HIGH_RAM_START)).unwrap();
 }
 
-/// Checks that loading the firmware into used RAM has cleared its BSS, and has changed no memory outside of its segments.
+/// Checks that loading the firmware into used RAM has cleared the firmware's BSS, and has changed no memory outside of the firmware's
+/// segments.
 fn assert_bss_is_zeros(memory: &Ram) {
     let read = |address, len: usize| {
         let mut bytes = vec![0x11; len];
