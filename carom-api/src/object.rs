@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Deserializer for JSON objects. Without it, serde also accepts an array of the field values in place of an object.
+//! Deserializer for JSON objects. Without this deserializer, serde also accepts an array of the field values in place of an object.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -26,7 +26,7 @@ pub(crate) fn list_or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(list:
     Ok(list.unwrap_or_default().into_iter().map(|Object(element)| element).collect())
 }
 
-/// Value that can be read only from an object.
+/// Value that can be read only from a JSON object.
 struct Object<T>(T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {

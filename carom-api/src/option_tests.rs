@@ -176,7 +176,7 @@ const MALFORMED: &str = r#"
 --restore source_url=file:///a,memory_restore_mode=x => --restore memory_restore_mode: 'x' is neither 'copy' nor 'ondemand'
 "#;
 
-/// Devices, and the JSON field that the error names. `-` means that the device breaks no rule.
+/// Device options, each with the JSON field that the error names. `-` means that the device breaks no rule.
 const CHECKED: &str = r#"
 --disk path=/x,num_queues=0 => num_queues
 --disk path=/x,num_queues=65 => num_queues

@@ -20,12 +20,12 @@ pub enum GuestEvent {
     Failed(String),
 }
 
-/// Notices of the host about devices. Each map contains the host addresses of devices, by device ID.
+/// Notices of the host about devices. Each map contains the PCI addresses of devices on the host, by device ID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostNotes {
     /// Devices that had an uncorrectable error.
     pub(crate) failed: BTreeMap<String, String>,
-    /// Devices that the host wants back.
+    /// Devices that the host asks Carom to release.
     pub(crate) requested: BTreeMap<String, String>,
 }
 

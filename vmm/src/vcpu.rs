@@ -139,7 +139,7 @@ impl Drop for Vcpu {
     }
 }
 
-/// Reason why a vCPU returned from KVM, after its exit was served.
+/// Result of one entry of a vCPU into KVM, after the exit was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entered {
     /// The vCPU must enter again: the exit may be only part of an access.

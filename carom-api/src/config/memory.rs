@@ -113,7 +113,7 @@ impl MemoryConfig {
         self.zones.iter().all(MemoryZoneConfig::can_be_shared)
     }
 
-    /// Checks the size and the kind of memory.
+    /// Checks the size of the RAM, and the combination of the options.
     ///
     /// # Errors
     /// The size is too small, too large or not a multiple of its granule, or the options cannot be combined.

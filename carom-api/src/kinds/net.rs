@@ -319,7 +319,7 @@ impl FromOption for NetConfig {
         self.rate_limiter_config = RateLimiterConfig::parse(list, Self::OPTION)?;
         self.inherited = descriptors(list)?;
         if list.get("num_queues").is_none() && !self.inherited.is_empty() {
-            // Each descriptor belongs to a pair of queues.
+            // Each pair of queues has its own descriptor.
             self.num_queues = u16::try_from(self.inherited.len() * 2).unwrap_or(u16::MAX);
         }
         Ok(())

@@ -346,8 +346,8 @@ impl<'de> IntoDeserializer<'de, ConfigError> for Reader<'_> {
     }
 }
 
-/// Reader for the elements of a list. With the first number, the reader parses all numbers of the list, because `2-4` stands for three
-/// numbers.
+/// Reader for the elements of a list. If the elements are numbers, the reader parses the whole list with the first element, because `2-4`
+/// stands for three numbers.
 struct Elements<'a> {
     list: Reader<'a>,
     /// True if the value is in brackets.
@@ -400,7 +400,7 @@ impl<'de> Deserializer<'de> for Element<'_, '_> {
         if halves.iter().any(|half| half.raw.is_empty() || half.raw == "\"\"") {
             return Err(wrong());
         }
-        // Serde accepts the index of a struct's field in place of its name.
+        // The halves are the fields 0 and 1 of the struct. Serde accepts the index of a field in place of its name.
         visitor.visit_map(MapDeserializer::new((0u64..).zip(halves)))
     }
 

@@ -177,7 +177,7 @@ fn status(error: &ControlError) -> StatusCode {
             StatusCode::CONFLICT
         }
         ControlError::Config(_) => StatusCode::BAD_REQUEST,
-        // As in Cloud Hypervisor, this code asks the client to try again.
+        // As in Cloud Hypervisor, this status code asks the client to try again.
         ControlError::Vm(VmError::VcpuLeaving(_)) | ControlError::TooManyCalls => StatusCode::TOO_MANY_REQUESTS,
         ControlError::Vm(error) if error.is_user_error() => StatusCode::BAD_REQUEST,
         ControlError::AlreadyCreated | ControlError::WrongState { .. } | ControlError::Vm(_) | ControlError::Ending => {

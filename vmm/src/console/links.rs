@@ -22,7 +22,7 @@ pub struct ConsoleLinks {
 }
 
 impl ConsoleLinks {
-    /// Opens the connections of `target`. Opens nothing if the console is off or has no output.
+    /// Opens the connections of `target`. Opens nothing in the modes Off and Null.
     ///
     /// # Errors
     /// A file or socket cannot be opened, or the host has reached a limit.

@@ -124,7 +124,7 @@ pub fn restore() {
     if let Some(original) = original {
         // If SIGTTOU were not blocked, the kernel would stop a background process here.
         let blocked = block_signal(libc::SIGTTOU).is_ok();
-        // If the terminal no longer exists, the error is ignored.
+        // The error is ignored, because the terminal may no longer exist.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &original);
         if blocked {
             // Unblocking a blocked signal cannot fail.

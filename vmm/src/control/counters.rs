@@ -82,9 +82,9 @@ pub(super) fn of_iommu(status: &IommuStatus) -> BTreeMap<String, u64> {
     named
 }
 
-/// Returns the counters of the device that the guest sees at `address`. The counters are the amount of memory that the device can
-/// access, and the number of requests that named the device. The counters `domain_…` are the numbers of requests for the device's
-/// domain. Returns `None` if the device is not behind the virtio-iommu.
+/// Returns the counters of the device that the guest sees at `address`. The counters are the amount of memory that the device can access,
+/// and the number of requests that named the device. The counters `domain_…` are the number of requests for the device's domain, and the
+/// number of the domain's mappings. Returns `None` if the device is not behind the virtio-iommu.
 pub(super) fn of_endpoint(engine: &Report, address: &str) -> Option<BTreeMap<String, u64>> {
     let endpoint =
         engine.endpoints.iter().find(|endpoint| PciAddress::of_endpoint(endpoint.endpoint).to_string() == address)?;

@@ -72,7 +72,7 @@ impl<M: Machine> Control<M> {
         closed.iter().for_each(|device| self.tell("device-removed", device));
     }
 
-    /// Writes the event `vm:device-removed`, as Cloud Hypervisor does, or its counterpart `vm:device-added`.
+    /// Writes the event `vm:device-removed`, which Cloud Hypervisor writes too, or the event `vm:device-added`.
     fn tell(&self, event: &str, device: &PciDeviceInfo) {
         let properties = BTreeMap::from([("id", &device.id), ("bdf", &device.bdf)]);
         self.monitor.event_with("vm", event, Some(properties));

@@ -135,7 +135,7 @@ struct Booted<M> {
     mailbox: Arc<Mailbox>,
     /// Devices that the guest was asked to release and still has. They are no longer in the configuration.
     leaving: Vec<PartConfig>,
-    /// IDs of the devices that the host wants back.
+    /// IDs of the devices that the host asks Carom to release.
     requested: BTreeSet<String>,
     /// Limit on the rate of resets that the guest asks for.
     resets: ResetPace,

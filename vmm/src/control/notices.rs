@@ -17,9 +17,9 @@ impl<M: Machine> Control<M> {
         notes.failed.iter().try_for_each(|(id, host)| self.device_failed(id, host))
     }
 
-    /// Starts to remove a device that the host wants back: asks the guest to release the device. The host repeats its request every ten
-    /// seconds. Each time Carom asks the guest again, because the guest may have missed the earlier request. The log and the events report
-    /// only the first request.
+    /// Starts to remove a device that the host asks Carom to release: asks the guest to release the device. The host repeats its request
+    /// every ten seconds. Each time Carom asks the guest again, because the guest may have missed the earlier request. The log and the
+    /// events report only the first request.
     fn give_back(&mut self, id: &str, host: &str) {
         let Some(bdf) = self.guest_address(id) else { return };
         let Some(Created { booted: Some(Booted { requested, .. }), .. }) = &mut self.created else { return };

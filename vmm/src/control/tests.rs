@@ -31,7 +31,7 @@ thread_local! {
     static TUNED: Cell<usize> = const { Cell::new(0) };
     /// Number of VMs that exist now.
     static ALIVE: Cell<usize> = const { Cell::new(0) };
-    /// Calls to VMs, with the time slice of the calling thread.
+    /// Methods of VMs that were called, each with the time slice of the calling thread.
     static SLICES: RefCell<Vec<(&'static str, u64)>> = const { RefCell::new(Vec::new()) };
     /// Mailbox of the VM that was built last.
     static MAILBOX: RefCell<Option<Arc<Mailbox>>> = const { RefCell::new(None) };

@@ -231,7 +231,7 @@ mod tests {
         failing: Vec<&'static str>,
     }
 
-    /// Fake KVM that fails when a test requests it.
+    /// Fake KVM, whose calls fail if a test requests the failure.
     #[derive(Default)]
     struct FakeHost(Mutex<State>);
 

@@ -37,7 +37,7 @@ const PORT: u64 = 0x500;
 const END_PORT: u64 = 0x80;
 /// CR4.OSFXSR and CR4.OSXMMEXCPT: enable SSE instructions.
 const CR4_SSE: u64 = 3 << 9;
-/// Number of bytes that are compared at [`SOURCE`], and at [`TARGET`].
+/// Number of bytes at [`SOURCE`], and at [`TARGET`], that the tests compare.
 const COMPARED: usize = 256;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

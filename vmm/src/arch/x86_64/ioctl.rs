@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! vCPU calls of KVM that are unsafe, or that `kvm-ioctls` lacks (Documentation/virt/kvm/api.rst). All unsafe code for
-//! saved state is in this file.
+//! KVM's ioctls on vCPUs that need unsafe code, or that `kvm-ioctls` lacks (Documentation/virt/kvm/api.rst). All unsafe code for saved
+//! state is in this file.
 
 use std::io;
 

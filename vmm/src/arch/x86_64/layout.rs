@@ -139,8 +139,8 @@ pub const MEMORY_DEVICE_PORTS: u64 = 0x700;
 pub const MEMORY_DEVICE_IRQ: u32 = 17;
 /// Granularity of addresses and sizes of memory devices: the smallest unit that Linux adds (`memory_block_size_bytes()`).
 pub const MEMORY_DEVICE_GRANULE: u64 = limits::HOTPLUG_GRANULE;
-/// Page of the VM Generation ID. The memory map reserves this page. The page lies above the SMBIOS entry point and the RSDP, because guests
-/// search for these structures from 0xf0000 on.
+/// Address of the page that contains the VM Generation ID. The memory map reserves this page. The page lies above the SMBIOS entry point
+/// and the RSDP, because guests search for these structures from 0xf0000 on.
 pub const GENERATION_ID: u64 = 0xf_1000;
 /// Register that reports a new VM Generation ID.
 pub const GENERATION_ID_PORT: u64 = 0x60c;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! x86-64.
+//! Code for x86-64.
 
 pub mod acpi;
 pub mod board;

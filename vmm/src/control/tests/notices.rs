@@ -48,8 +48,8 @@ fn device_is_removed_once_for_repeated_host_requests() {
     assert_eq!(names(&mut control), (vec!["b".into()], vec!["b".into()]));
     assert!(tell(&mut control, &[("a", HostNotice::Requested)]).is_continue());
 
-    // The device is added again under the same ID, and the host wants it back again. This time a client removes it
-    // first, and a reset completes the removal.
+    // The device is added again under the same ID, and the host asks for it again. This time a client removes the device first, and a reset
+    // completes the removal.
     add(&mut control, "/a", Some("a")).unwrap();
     control.serve_call(Call::RemoveDevice("a".into())).unwrap();
     MAILBOX.with_borrow(|mailbox| mailbox.as_ref().unwrap().leave(GuestEvent::Reset));

@@ -48,7 +48,7 @@ pub struct TableConfig {
     pub segments: Vec<BarWindows>,
     /// True if the guest boots firmware.
     pub firmware: bool,
-    /// Address of the virtio-iommu, and the ranges of functions behind it, including functions that may be added later.
+    /// Address of the virtio-iommu, and the ranges of PCI functions behind it. The ranges include functions that may be added later.
     pub iommu: Option<(PciAddress, Vec<RangeInclusive<PciAddress>>)>,
     /// True if the VM has a first serial port.
     pub serial: bool,

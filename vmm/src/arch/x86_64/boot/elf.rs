@@ -22,7 +22,7 @@ const PROGRAM_HEADER_LEN: usize = 56;
 const MAX_PROGRAM_HEADERS: u16 = 256;
 /// Type of a loadable segment.
 const PT_LOAD: u32 = 1;
-/// Bytes of a page. Memory is checked and written page by page.
+/// Bytes of a page. RAM is cleared page by page.
 const PAGE: usize = 4096;
 
 /// Loadable segment with guest-physical addresses. An address that would overflow 64 bits is replaced by `u64::MAX`, where no RAM can be.
