@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Port I/O accesses of a vCPU's exit.
+//! Port I/O accesses that caused a vCPU's exit.
 
 use std::slice::ChunksExactMut;
 

@@ -91,7 +91,7 @@ impl MemorySlots for KvmSlots {
 
 impl SlotMemory for KvmSlots {
     /// The slots stay locked during the access. KVM does not repeat an access that it has reported as MMIO, so this function performs the
-    /// access. The access succeeds if the host can supply the page in the meantime, or if the slot was created after KVM's report.
+    /// access. The access succeeds if the host can now supply the page, or if the slot was created after KVM's report.
     fn access(&self, address: u64, access: Access<'_>) -> Result<bool, Loss> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let (len, writes) = match &access {

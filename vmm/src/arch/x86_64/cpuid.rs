@@ -47,7 +47,7 @@ impl CpuidTemplate {
         Ok(Self { entries, vcpus, cache_vcpus: vcpus, max_phys_bits, nested, tsc_deadline })
     }
 
-    /// Adapts the template so that vCPUs of different NUMA nodes share no cache. Linux complains about such a cache.
+    /// Adapts the template so that vCPUs of different NUMA nodes share no cache, because Linux complains about a shared cache.
     pub fn with_nodes(self, nodes: &[NumaConfig]) -> Self {
         if nodes.is_empty() { self } else { Self { cache_vcpus: sharing_a_cache(self.vcpus, nodes), ..self } }
     }
