@@ -2,9 +2,9 @@
 
 //! The page `docs/options.md`, generated from the definitions of the command line and of the OpenAPI document.
 //!
-//! The help of an option lists its parts with their values: `size=SIZE[,shared=on|off]`. The OpenAPI document has a field with the name of
-//! each part. The description of the field is the meaning of the part. To find the defaults, the generator parses a minimal value of the
-//! option.
+//! The help of an option lists its parts with their values: `size=SIZE[,shared=on|off]`. For each part, the OpenAPI document has a field
+//! with the same name. The page uses the description of this field as the meaning of the part. To find the defaults, the generator parses a
+//! minimal value of the option.
 
 use std::fmt::Write;
 

@@ -98,7 +98,7 @@ fn add(schemas: &mut Schemas, root: &str, field: &Unsupported) {
     while let Some((head, rest)) = path.split_once('.') {
         let property = object(schemas, &name).and_then(|object| object.properties.get_mut(head));
         match property {
-            // An earlier call added this object.
+            // An earlier call of this function added the object, which is unsupported too.
             Some(RefOr::T(Schema::Object(within))) => {
                 within.properties.entry(rest.into()).or_insert_with(|| RefOr::T(schema(field)));
                 return;

@@ -2,8 +2,8 @@
 
 //! Syntax of option values: commas, brackets and double quotes. The syntax matches Cloud Hypervisor's parser (`option_parser/src/lib.rs`).
 //!
-//! A comma separates two parts, except in brackets or double quotes. Double quotes must enclose a complete value, or a complete
-//! element of a list. Within double quotes, two double quotes stand for one.
+//! A comma separates two parts, except in brackets or double quotes. Double quotes must enclose a complete value, or a complete element of
+//! a list. Within double quotes, two double quotes stand for one double quote.
 
 use thiserror::Error;
 
