@@ -56,7 +56,7 @@ pub(super) fn make_room(kernel: &mut impl Kernel) {
             Ok(taken) if taken != 0 => return,
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => continue,
             Err(error) if !is_for_later(&error) => {
-                log::error!("the host kernel accepts no I/O of a disk queue (io_uring): {error}; Carom retries")
+                log::error!("the host kernel accepts no I/O of a disk queue (io_uring): {error}; Carom retries");
             }
             _ => {}
         }
