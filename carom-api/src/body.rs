@@ -94,8 +94,8 @@ fn not_supported(place: &str, value: &Value, neutral: &Value) -> String {
         _ => String::new(),
     };
     let right = match neutral {
-        Value::Bool(_) | Value::Number(_) | Value::String(_) => format!("only {neutral} is"),
-        Value::Object(fields) if !fields.is_empty() => format!("only {neutral} is"),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => format!("the only supported value is {neutral}"),
+        Value::Object(fields) if !fields.is_empty() => format!("the only supported value is {neutral}"),
         _ => "leave it out".to_string(),
     };
     format!("{place}: {what}is not supported: {right}")
@@ -158,7 +158,7 @@ pub fn parse_own<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
 
 fn read<T: DeserializeOwned>(value: Value, unknown: Unknown) -> Result<T, String> {
     if !value.is_object() {
-        return Err("the body must be a JSON object".into());
+        return Err("the text must be a JSON object".into());
     }
     let (mut names, mut count) = (Vec::new(), 0);
     let mut note = |path: Path<'_>| {

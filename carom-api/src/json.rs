@@ -18,7 +18,7 @@ pub(super) fn read(body: &[u8]) -> Result<Value, String> {
     let value = Once(&mut place).deserialize(&mut source).and_then(|value| source.end().map(|()| value));
     value.map_err(|error| match error.classify() {
         Category::Data => one_line(&format!("{place}: is given twice: leave one out")),
-        Category::Io | Category::Syntax | Category::Eof => format!("the body is not JSON: {error}"),
+        Category::Io | Category::Syntax | Category::Eof => format!("the text is not valid JSON: {error}"),
     })
 }
 
@@ -146,7 +146,7 @@ mod tests {
     fn body_that_is_not_json_is_refused() {
         let deep = "[".repeat(100_000);
         for body in ["", "{", "{} {}", "{\"a\": 1e999}", "\u{7f}", &deep] {
-            assert!(read(body.as_bytes()).unwrap_err().starts_with("the body is not JSON: "), "{body}");
+            assert!(read(body.as_bytes()).unwrap_err().starts_with("the text is not valid JSON: "), "{body}");
         }
     }
 }

@@ -335,7 +335,9 @@ impl VmResize {
         let room = config.hotplug_size.saturating_sub(added);
         ensure(more <= room, Self::DESIRED_RAM, || {
             let field = MemoryConfig::HOTPLUG_SIZE.name(Terms::Json);
-            format!("{wanted} bytes are {more} more than the guest has, but {field} leaves only {room} more bytes")
+            format!(
+                "{wanted} bytes would add {more} bytes to the guest's RAM, but {field} leaves room for only {room} bytes"
+            )
         })?;
         Ok(more)
     }
@@ -445,7 +447,7 @@ mod tests {
         let shrink = "desired_ram: 536870912 bytes are less than the guest's 1073741824 bytes: a running guest cannot shrink, but a balloon can take RAM back";
         assert_eq!(more(1 << 29, 0), Err(shrink.into()));
         assert!(more((1 << 30) + (64 << 20), 0).unwrap_err().ends_with("by a multiple of 128M"));
-        let full = "desired_ram: 1342177280 bytes are 268435456 more than the guest has, but memory.hotplug_size leaves only 134217728 more bytes";
+        let full = "desired_ram: 1342177280 bytes would add 268435456 bytes to the guest's RAM, but memory.hotplug_size leaves room for only 134217728 bytes";
         assert_eq!(more(1280 << 20, 384 << 20), Err(full.into()));
     }
 

@@ -49,11 +49,11 @@ fn unsupported_fields_are_refused_with_an_alternative() {
     for (field, message) in [
         (
             json!({"debug_console": {"mode": "Tty"}}),
-            r#"debug_console.mode: "Tty" is not supported: only "Off" is; use the serial port (serial) or the paravirtual console (console)"#,
+            r#"debug_console.mode: "Tty" is not supported: the only supported value is "Off"; use the serial port (serial) or the paravirtual console (console)"#,
         ),
         (
             json!({"debug_console": {"mode": "File", "file": "/f"}}),
-            r#"debug_console.mode: "File" is not supported: only "Off" is; use the serial port (serial) or the paravirtual console (console)"#,
+            r#"debug_console.mode: "File" is not supported: the only supported value is "Off"; use the serial port (serial) or the paravirtual console (console)"#,
         ),
         (
             json!({"debug_console": {"mode": "Off", "file": "/f"}}),
@@ -61,13 +61,13 @@ fn unsupported_fields_are_refused_with_an_alternative() {
         ),
         (
             json!({"debug_console": {}}),
-            r#"debug_console: is not supported: only {"mode":"Off"} is; use the serial port (serial) or the paravirtual console (console)"#,
+            r#"debug_console: is not supported: the only supported value is {"mode":"Off"}; use the serial port (serial) or the paravirtual console (console)"#,
         ),
         (json!({"console": {}}), "console: missing field `mode`"),
         (json!({"vdpa": [{"path": "/x"}]}), &format!("vdpa: is not supported: {devices}")),
         (
             json!({"disks": [{"path": "/x"}, {"path": "/y", "disable_aio": true}]}),
-            "disks[1].disable_aio: true is not supported: only false is; disks use io_uring, or plain \
+            "disks[1].disable_aio: true is not supported: the only supported value is false; disks use io_uring, or plain \
              system calls if the host kernel has no io_uring",
         ),
         (json!({"net": [[null, null]]}), "net[0]: invalid type: sequence, expected an object"),
@@ -78,15 +78,15 @@ fn unsupported_fields_are_refused_with_an_alternative() {
         ),
         (
             json!({"iommu": true}),
-            "iommu: true is not supported: only false is; the VM has a virtio-iommu if a device has iommu on, or if iommu_bounce is given",
+            "iommu: true is not supported: the only supported value is false; the VM has a virtio-iommu if a device has iommu on, or if iommu_bounce is given",
         ),
         (
             json!({"cpus": {"boot_vcpus": 1, "features": {"amx": true}}}),
-            "cpus.features.amx: true is not supported: only false is; the guest has all features of the host's CPU except AMX",
+            "cpus.features.amx: true is not supported: the only supported value is false; the guest has all features of the host's CPU except AMX",
         ),
         (
             json!({"memory": {"size": 1 << 30, "hotplugged_size": 5}}),
-            "memory.hotplugged_size: 5 is not supported: only 0 is; the VM boots with memory.size, and vm.resize adds to it",
+            "memory.hotplugged_size: 5 is not supported: the only supported value is 0; the VM boots with memory.size, and vm.resize adds to it",
         ),
         (
             json!({"payload": {"igvm": "/a\nb"}}),

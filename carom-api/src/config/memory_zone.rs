@@ -115,7 +115,7 @@ impl MemoryZoneConfig {
     /// Checks a zone that follows `start` bytes of RAM.
     fn check(&self, start: u64) -> Result<(), ConfigError> {
         let Self { id, size, hugepages, host_numa_node: node, .. } = self;
-        let check = |holds: bool, field: Field, rule: &str| ensure(holds, field, || format!("{rule} (zone '{id}')"));
+        let check = |holds: bool, field: Field, rule: &str| ensure(holds, field, || format!("zone '{id}': {rule}"));
         let (page, has_file) = (self.huge_page(), self.file.is_some());
         // Bytes of the zone below the hole for BARs. If the zone is larger, its other bytes are above the hole.
         let low = (*size).min(LOW_MEMORY.saturating_sub(start));
@@ -127,7 +127,7 @@ impl MemoryZoneConfig {
         check([2 * MIB, GIB].contains(&page), Self::HUGEPAGE_SIZE, &format!("{page} is neither 2M nor 1G"))?;
         let is_huge = !hugepages || size.is_multiple_of(page) && low.is_multiple_of(page);
         let rule = format!(
-            "the size of {size} bytes and the {low} bytes below address 3G must both be multiples of the huge page size, {page} bytes"
+            "has {size} bytes, of which {low} bytes lie below the guest-physical address 3G: both numbers must be multiples of the huge page size of {page} bytes"
         );
         check(is_huge, Self::SIZE, &rule)?;
         let rule = "cannot be combined with hugepages: the file system determines the page size of a file";
@@ -159,20 +159,32 @@ mod tests {
             MemoryZoneConfig::check_all(&zones).err().map(|error| error.to_string())
         };
         for (texts, start) in [
-            (&["id=a,size=1M"][..], "--memory-zone size: 1048576 bytes are not a positive multiple of 2M"),
-            (&["id=a,size=0"], "--memory-zone size: 0 bytes are not a positive multiple"),
+            (&["id=a,size=1M"][..], "--memory-zone size: zone 'a': 1048576 bytes are not a positive multiple of 2M"),
+            (&["id=a,size=0"], "--memory-zone size: zone 'a': 0 bytes are not a positive multiple"),
             (&["id=a,size=2M", "id=a,size=2M"], "--memory-zone id: 'a' is given twice: every zone needs its own id"),
-            (&["id=a,size=1G,hugepage_size=2M"], "--memory-zone hugepage_size: needs hugepages"),
-            (&["id=a,size=1G,hugepages=on,hugepage_size=4M"], "--memory-zone hugepage_size: 4194304 is neither"),
-            (&["id=a,size=2M,hugepages=on,hugepage_size=1G"], "--memory-zone size: the size of 2097152 bytes and"),
+            (&["id=a,size=1G,hugepage_size=2M"], "--memory-zone hugepage_size: zone 'a': needs hugepages"),
+            (
+                &["id=a,size=1G,hugepages=on,hugepage_size=4M"],
+                "--memory-zone hugepage_size: zone 'a': 4194304 is neither",
+            ),
+            (
+                &["id=a,size=2M,hugepages=on,hugepage_size=1G"],
+                "--memory-zone size: zone 'a': has 2097152 bytes, of which 2097152 bytes lie below",
+            ),
             (
                 &["id=a,size=512M", "id=b,size=3G,hugepages=on,hugepage_size=1G"],
-                "--memory-zone size: the size of 3221225472 bytes and the 2684354560 bytes below address 3G must both be",
+                "--memory-zone size: zone 'b': has 3221225472 bytes, of which 2684354560 bytes lie below the guest-physical address 3G: both",
             ),
-            (&["id=a,size=2M,hugepages=on,file=/f"], "--memory-zone file: cannot be combined with hugepages"),
-            (&["id=a,size=2M,shared=on,mergeable=on"], "--memory-zone mergeable: must be off"),
-            (&["id=a,size=2M,host_numa_node=1024"], "--memory-zone host_numa_node: is above the maximum of 1023"),
-            (&["id=a,size=2M,host_numa_node=0,shared=on,file=/f"], "--memory-zone host_numa_node: cannot be combined"),
+            (&["id=a,size=2M,hugepages=on,file=/f"], "--memory-zone file: zone 'a': cannot be combined with hugepages"),
+            (&["id=a,size=2M,shared=on,mergeable=on"], "--memory-zone mergeable: zone 'a': must be off"),
+            (
+                &["id=a,size=2M,host_numa_node=1024"],
+                "--memory-zone host_numa_node: zone 'a': is above the maximum of 1023",
+            ),
+            (
+                &["id=a,size=2M,host_numa_node=0,shared=on,file=/f"],
+                "--memory-zone host_numa_node: zone 'a': cannot be combined",
+            ),
         ] {
             let refused = refused(texts).unwrap();
             assert!(refused.starts_with(start), "{refused}");

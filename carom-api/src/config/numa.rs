@@ -61,6 +61,9 @@ impl<T: Ord + Clone + Display> Owners<T> {
             let other = self.0.insert(thing.clone(), node);
             let other_node = other.unwrap_or_default();
             ensure(other.is_none(), field, || {
+                if node == other_node {
+                    return format!("node {node} lists {what} {thing} twice: list it once");
+                }
                 format!("node {node} lists {what} {thing}, which node {other_node} lists too: list it in one node only")
             })
         })
@@ -138,17 +141,19 @@ impl NumaConfig {
         let mut seen = BTreeSet::new();
         for NumaDistance { destination: to, distance } in &self.distances {
             let rule = if !ids.contains(to) {
-                format!("node {to} does not exist: define it, or leave its distance out")
+                format!(
+                    "node {id} has a distance to node {to}, which does not exist: define node {to}, or leave the distance out"
+                )
             } else if *to == id {
-                "the distance of a node to itself is always 10: leave it out".to_string()
+                format!("node {id} has a distance to itself, which is always 10: leave the distance out")
             } else if !seen.insert(to) {
-                format!("node {to} is given twice: leave one distance out")
+                format!("node {id} has two distances to node {to}: leave one out")
             } else if *distance <= LOCAL_DISTANCE {
-                format!("distance {distance} to node {to} is not between 11 and 255")
+                format!("the distance {distance} from node {id} to node {to} is not between 11 and 255")
             } else {
                 continue;
             };
-            return Err(ConfigError::new(Self::DISTANCES, format!("{rule} (distances of node {id})")));
+            return Err(ConfigError::new(Self::DISTANCES, rule));
         }
         Ok(())
     }
@@ -195,6 +200,7 @@ mod tests {
                 &["guest_numa_id=0,cpus=1", "guest_numa_id=1,cpus=[0-1]"],
                 "--numa cpus: node 1 lists vCPU 1, which node 0 lists too",
             ),
+            (&["guest_numa_id=0,cpus=[1,1]"], "--numa cpus: node 0 lists vCPU 1 twice: list it once"),
             (&["guest_numa_id=0,memory_zones=c"], "--numa memory_zones: node 0 lists zone 'c', which does not exist"),
             (
                 &[both, "guest_numa_id=1,memory_zones=b"],
@@ -204,19 +210,19 @@ mod tests {
             (&["guest_numa_id=0,pci_segments=2,memory_zones=[a,b]"], "--numa pci_segments: "),
             (
                 &[both, "guest_numa_id=1,distances=[2@20]"],
-                "--numa distances: node 2 does not exist: define it, or leave its distance out (distances of node 1)",
+                "--numa distances: node 1 has a distance to node 2, which does not exist: define node 2, or leave",
             ),
             (
                 &[both, "guest_numa_id=1,distances=[1@10]"],
-                "--numa distances: the distance of a node to itself is always 10",
+                "--numa distances: node 1 has a distance to itself, which is always 10: leave",
             ),
             (
                 &[both, "guest_numa_id=1,distances=[0@10]"],
-                "--numa distances: distance 10 to node 0 is not between 11 and 255 (distances of node 1)",
+                "--numa distances: the distance 10 from node 1 to node 0 is not between 11 and 255",
             ),
             (
                 &[both, "guest_numa_id=1,distances=[0@11,0@12]"],
-                "--numa distances: node 0 is given twice: leave one distance out (distances of node 1)",
+                "--numa distances: node 1 has two distances to node 0: leave one out",
             ),
         ] {
             let refused = check(texts, &memory).unwrap_err();

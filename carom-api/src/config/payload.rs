@@ -65,9 +65,9 @@ impl PayloadConfig {
             (Self::CMDLINE, !self.cmdline.is_empty()),
         ] {
             ensure_in_terms(self.firmware.is_none() || !given, field, |terms| {
-                let firmware = Self::FIRMWARE.name(terms);
+                let (firmware, name) = (Self::FIRMWARE.name(terms), field.name(terms));
                 format!(
-                    "cannot be combined with {firmware}: leave it out, because the boot loader on the guest's disk supplies kernel, initramfs and command line"
+                    "cannot be combined with {firmware}: leave {name} out, because the boot loader on the guest's disk supplies kernel, initramfs and command line"
                 )
             })?;
         }

@@ -50,13 +50,17 @@ impl KindConfig for BalloonConfig {
 
     fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         ensure(!self.iommu, Self::IOMMU, || {
-            "must be off, and the device must not be on a segment of the virtio-iommu: balloon drivers pass \
+            "must be off, and the device must not be on a segment that iommu_segments lists: balloon drivers pass \
              untranslated addresses"
         })?;
         let size = self.size;
         ensure(size.is_multiple_of(PAGE), Self::SIZE, || format!("{size} bytes are not a multiple of {PAGE} bytes"))?;
         ensure_in_terms(size <= memory.total(), Self::SIZE, |terms| {
-            format!("{size} bytes are more than the guest's RAM ({})", MemoryConfig::SIZE.name(terms))
+            format!(
+                "{size} bytes are more than the guest's RAM of {} bytes ({})",
+                memory.total(),
+                MemoryConfig::SIZE.name(terms)
+            )
         })
     }
 }
@@ -81,7 +85,10 @@ mod tests {
         let refused = |text| balloon(text).check(&memory).unwrap_err().explain(Terms::Json);
         assert_eq!(balloon("size=64M").check(&memory), Ok(()));
         assert_eq!(refused("size=4097"), "balloon.size: 4097 bytes are not a multiple of 4096 bytes");
-        assert_eq!(refused("size=65M"), "balloon.size: 68157440 bytes are more than the guest's RAM (memory.size)");
+        assert_eq!(
+            refused("size=65M"),
+            "balloon.size: 68157440 bytes are more than the guest's RAM of 67108864 bytes (memory.size)"
+        );
     }
 
     #[test]

@@ -168,7 +168,7 @@ impl DiskConfig {
         ];
         ensure_none(
             &of_disk,
-            "cannot be combined with vhost_user: leave it out, because the vhost-user server controls this setting",
+            "cannot be combined with vhost_user: the vhost-user server controls this setting, so leave the setting out",
         )?;
         check_memory(Self::VHOST_SOCKET, memory)
     }

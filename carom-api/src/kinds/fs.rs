@@ -76,7 +76,7 @@ impl KindConfig for FsConfig {
 
     fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         ensure(!self.iommu, Self::IOMMU, || {
-            "must be off, and the device must not be on a segment of the virtio-iommu: file system servers (virtiofsd) use \
+            "must be off, and the device must not be on a segment that iommu_segments lists: file system servers (virtiofsd) use \
              guest-physical addresses"
         })?;
         let tag_fits = (1..=TAG_BYTES).contains(&self.tag.len()) && !self.tag.contains('\0');

@@ -183,7 +183,7 @@ impl NetConfig {
             || "cannot be combined with descriptors of an interface: turn vhost_user off",
         )?;
         let of_interface = [(Self::TAP, self.tap.is_some()), (Self::HOST_MAC, self.host_mac.is_some())];
-        ensure_none(&of_interface, "cannot be combined with descriptors of an interface: leave it out")?;
+        ensure_none(&of_interface, "cannot be combined with descriptors of an interface: leave this setting out")?;
         let is_whole = count == usize::from(pairs);
         ensure(is_whole, Self::FD, || {
             format!("{count} descriptors were passed instead of {pairs}: pass one for each pair of queues")
@@ -226,7 +226,7 @@ impl NetConfig {
             (Self::FD, !self.fds.is_empty()),
             (Self::RATE_LIMIT, self.rate_limiter_config.is_some()),
         ];
-        let rule = "is only valid for a tap interface: leave it out with vhost_user on";
+        let rule = "cannot be combined with vhost_user: the vhost-user server connects the guest to the network, so leave this setting out";
         ensure_none(&of_interface, rule)?;
         check_memory(Self::VHOST_SOCKET, memory)
     }

@@ -271,8 +271,8 @@ impl<'a> Reader<'a> {
     pub(super) fn number<T: FromStr>(self) -> Result<T, ConfigError> {
         let text = self.text()?;
         text.parse().map_err(|_| match self.form {
-            Form::Half => self.error(format!("'{text}' is not a whole number of 0 or more, or is too large")),
-            _ => self.error("is not a whole number of 0 or more, or is too large"),
+            Form::Half => self.error(format!("'{text}' is negative, too large, or not a whole number")),
+            _ => self.error("is negative, too large, or not a whole number"),
         })
     }
 }

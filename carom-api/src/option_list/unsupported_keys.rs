@@ -55,8 +55,8 @@ impl UnsupportedKey {
         let lower = value.to_lowercase();
         let (is_neutral, only) = match self.neutral {
             _ if value.is_empty() => return Ok(()),
-            Neutral::Bool(false) => (matches!(lower.as_str(), "off" | "false"), "only off is"),
-            Neutral::Bool(true) => (matches!(lower.as_str(), "on" | "true"), "only on is"),
+            Neutral::Bool(false) => (matches!(lower.as_str(), "off" | "false"), "the only supported value is off"),
+            Neutral::Bool(true) => (matches!(lower.as_str(), "on" | "true"), "the only supported value is on"),
             Neutral::Number(number) => (parse_size(value) == Ok(number), "leave it out"),
             Neutral::Text(text) => (lower == text.to_lowercase(), "leave it out"),
             Neutral::NoElements | Neutral::NoFields => (value == "[]", "leave it out"),
@@ -105,7 +105,7 @@ mod tests {
         let refused = |option, key, value| check(option, key, value).unwrap().unwrap_err();
         assert_eq!(
             refused(("--cpus", "cpus"), "kvm_hyperv", "on"),
-            "--cpus kvm_hyperv: 'on' is not supported: only off is; the guest gets KVM's paravirtual features, not Hyper-V's"
+            "--cpus kvm_hyperv: 'on' is not supported: the only supported value is off; the guest gets KVM's paravirtual features, not Hyper-V's"
         );
         assert!(
             refused(("--memory", "memory"), "hotplugged_size", "1G").contains("'1G' is not supported: leave it out")
