@@ -25,14 +25,14 @@ bitflags::bitflags! {
 #[derive(Debug, Error)]
 pub enum MapError {
     /// The host reached a limit on mappings or pinned memory. The guest sees `NOMEM`.
-    #[error("a host limit on mappings or pinned memory is reached")]
+    #[error("the number of mappings or the pinned memory (ulimit -l) has reached a limit of the host")]
     NoResources,
     /// The range overlaps an existing mapping. The engine checks for overlaps before it calls the mapper, so this is a failure of the host.
     /// The guest sees `DEVERR`.
     #[error("the range overlaps an existing mapping")]
     Exists,
     /// The host rejected the operation for another reason. The guest sees `DEVERR`.
-    #[error("the host refused to map the range: {0}")]
+    #[error("the host's map call failed: {0}")]
     Host(#[from] io::Error),
 }
 
@@ -40,10 +40,10 @@ pub enum MapError {
 #[derive(Debug, Error)]
 pub enum UnmapError {
     /// The range does not consist of complete mappings.
-    #[error("the range is not mapped, or its start or end splits a mapping")]
+    #[error("the range is not mapped, or it starts or ends inside a mapping")]
     NotMapped,
     /// The host rejected the unmap. The mapping still exists.
-    #[error("the host refused to unmap the range: {0}")]
+    #[error("the host's unmap call failed: {0}")]
     Host(#[from] io::Error),
 }
 
@@ -176,7 +176,7 @@ pub enum ChunkError {
     #[error("no window chunk is free, or the host is out of memory")]
     NoResources,
     /// The host rejected the operation for another reason. The guest sees `DEVERR`.
-    #[error("the host refused an operation on a window chunk: {0}")]
+    #[error("the host's call failed: {0}")]
     Host(#[from] io::Error),
 }
 

@@ -189,7 +189,7 @@ pub enum ConfigError {
     EndpointRange(EndpointId),
     /// The endpoint starts in bypass mode, but the host cannot map all RAM for the endpoint.
     #[error(
-        "endpoint {0:#x}: bypass is on, but the host cannot map all guest RAM: raise the host's limits on pinned memory, or turn bypass off"
+        "endpoint {0:#x}: bypass is on, but the host cannot map all guest RAM, for example because of the limit on locked memory (ulimit -l): raise the limit, or turn bypass off"
     )]
     EndpointBypass(EndpointId),
     /// The host cannot translate the whole aperture.

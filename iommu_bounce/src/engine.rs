@@ -407,7 +407,7 @@ impl Engine {
         }
         self.accepted = 0;
         if let Err(status) = self.settle_in_time(&self.spaces.ids(), false) {
-            warn!("virtio-iommu: cannot map RAM for all endpoints in bypass mode: {status:?}");
+            warn!("virtio-iommu: cannot map RAM for all endpoints in bypass mode (status {status:?})");
         }
     }
 
@@ -501,7 +501,7 @@ impl Engine {
         if self.bypass && self.counters.stuck_ranges == 0 {
             let outcome = self.settle_in_time(&self.spaces.ids(), true);
             if let Err(status) = outcome {
-                log::debug!("virtio-iommu: cannot map RAM for all endpoints in bypass mode yet: {status:?}");
+                log::debug!("virtio-iommu: cannot map RAM for all endpoints in bypass mode yet (status {status:?})");
             }
         }
     }

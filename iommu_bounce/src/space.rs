@@ -439,7 +439,7 @@ impl Space {
     pub(crate) fn discard(&mut self, iova: u64, len: u64, memory: MappedMemory, counters: &mut Counters) {
         if let Err(error) = self.try_unmap(iova, len, memory, counters) {
             error!(
-                "virtio-iommu: endpoint {:#x}: {len:#x} bytes at IOVA {iova:#x} stay mapped, because the host failed to unmap them (retried at each request): {error}",
+                "virtio-iommu: endpoint {:#x}: {len:#x} bytes at IOVA {iova:#x} stay mapped until a later retry succeeds: {error}",
                 self.name
             );
             counters.stuck_ranges += 1;

@@ -125,7 +125,7 @@ pub enum RestoreError {
     #[error("max_mapped_bytes is 0: it must be at least 1")]
     MappedBytes,
     /// The host cannot map RAM for endpoints in bypass mode.
-    #[error("bypass is on, but the host cannot map RAM for all endpoints: {0:?}")]
+    #[error("bypass is on, but the host cannot map RAM for all endpoints (status {0:?})")]
     Bypass(Status),
     /// A fault belongs to an endpoint that does not exist.
     #[error("faults: a pending fault names endpoint {0:#x}, which does not exist")]
@@ -134,7 +134,7 @@ pub enum RestoreError {
     #[error("faults: {0} faults are pending, more than this engine accepts")]
     TooManyFaults(usize),
     /// A part of a domain is rejected.
-    #[error("domain {domain}: cannot restore {what}: {status:?}")]
+    #[error("domain {domain}: cannot restore {what} (status {status:?})")]
     Domain {
         /// Number of the domain.
         domain: DomainId,

@@ -129,7 +129,7 @@ impl Windows {
             }
             Err(error) => {
                 error!(
-                    "virtio-iommu: window chunk {index} is lost, because the host cannot release it (retried later): {error}"
+                    "virtio-iommu: cannot release window chunk {index}, so its memory is lost until a later retry succeeds: {error}"
                 );
                 counters.host_errors += 1;
                 counters.lost_chunks += 1;

@@ -88,7 +88,7 @@ impl Engine {
         if let Err(status) = self.settle_in_time(&[id], true) {
             // The log level is `debug`, because this call takes no access away from these endpoints. They already had no access: an earlier
             // attempt to map the RAM was postponed, or failed, for example because a range is stuck.
-            log::debug!("virtio-iommu: endpoints in bypass mode have no access to RAM yet: {status:?}");
+            log::debug!("virtio-iommu: endpoints in bypass mode have no access to RAM yet (status {status:?})");
         }
     }
 

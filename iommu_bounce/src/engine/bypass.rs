@@ -91,11 +91,14 @@ impl Engine {
             self.bypass_rests = (took >= LONG).then(|| began + took * REST);
         }
         if let Err(status) = settled {
-            warn!("virtio-iommu: bypass stays {}: cannot map RAM for all endpoints: {status:?}", u8::from(before));
+            warn!(
+                "virtio-iommu: bypass stays {}, because the host cannot map RAM for all endpoints (status {status:?})",
+                u8::from(before)
+            );
             self.bypass = before;
             let restored = self.settle_all();
             if let Err(status) = restored {
-                warn!("virtio-iommu: an unattached endpoint lost its access to RAM: {status:?}");
+                warn!("virtio-iommu: an unattached endpoint lost its access to RAM (status {status:?})");
             }
         }
     }

@@ -39,7 +39,7 @@ impl Engine {
             && self.bypass
             && let Err(status) = self.settle_all()
         {
-            log::warn!("virtio-iommu: some endpoints in bypass mode have no access to RAM yet: {status:?}");
+            log::warn!("virtio-iommu: some endpoints in bypass mode have no access to RAM yet (status {status:?})");
         }
         Ok(())
     }

@@ -65,7 +65,7 @@ impl Engine {
         // If the host refuses to map the RAM now, the engine does not retry.
         self.bypass_put_off = false;
         if let Err(status) = self.settle_in_time(&self.spaces.ids(), true) {
-            log::debug!("virtio-iommu: endpoints in bypass mode have no access to RAM yet: {status:?}");
+            log::debug!("virtio-iommu: endpoints in bypass mode have no access to RAM yet (status {status:?})");
         }
         self.batch = self.batch.map(|spent| spent + began.elapsed());
     }

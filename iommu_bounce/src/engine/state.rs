@@ -140,7 +140,7 @@ impl Engine {
         let domain = state.domain;
         let refused = |what: String| move |status| RestoreError::Domain { domain, what, status };
         if state.endpoints.is_empty() || self.domains.contains_key(&domain) {
-            return Err(refused("the domain, which occurs twice or has no endpoint".into())(Status::Inval));
+            return Err(refused("a domain that occurs twice or has no endpoint".into())(Status::Inval));
         }
         for &endpoint in &state.endpoints {
             let flags = if state.bypass { ATTACH_F_BYPASS } else { 0 };

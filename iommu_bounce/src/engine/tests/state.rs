@@ -59,16 +59,19 @@ fn state_that_is_refused_leaves_a_fresh_engine() {
             |s| s.window.as_mut().unwrap().aperture = Some((HIGH, HIGH + CHUNK - 1)),
             "the saved aperture is 0x200000000 to",
         ),
-        (|s| s.domains[0].endpoints[1] = 77, "domain 1: cannot restore endpoint 0x4d: NoEnt"),
-        (|s| s.domains[0].endpoints.clear(), "domain 1: cannot restore the domain, which occurs"),
-        (|s| s.domains[1].domain = 1, "domain 1: cannot restore the domain, which occurs"),
-        (|s| s.domains[0].mappings[0].gpa = 1 << 40, "domain 1: cannot restore mapping at 0x0: Inval"),
-        (|s| s.domains[0].mappings[1].start = 0x2000, "domain 1: cannot restore mapping at 0x2000: Inval"),
-        (|s| s.domains[0].chunks[0].index = 99, "domain 1: cannot restore chunk at 0xe0030000: Inval"),
-        (|s| s.domains[0].chunks[0].iova += 1, "domain 1: cannot restore chunk at 0xe0030001: Range"),
+        (|s| s.domains[0].endpoints[1] = 77, "domain 1: cannot restore endpoint 0x4d (status NoEnt)"),
+        (|s| s.domains[0].endpoints.clear(), "domain 1: cannot restore a domain that occurs twice"),
+        (|s| s.domains[1].domain = 1, "domain 1: cannot restore a domain that occurs twice"),
+        (|s| s.domains[0].mappings[0].gpa = 1 << 40, "domain 1: cannot restore mapping at 0x0 (status Inval)"),
+        (|s| s.domains[0].mappings[1].start = 0x2000, "domain 1: cannot restore mapping at 0x2000 (status Inval)"),
+        (|s| s.domains[0].chunks[0].index = 99, "domain 1: cannot restore chunk at 0xe0030000 (status Inval)"),
+        (|s| s.domains[0].chunks[0].iova += 1, "domain 1: cannot restore chunk at 0xe0030001 (status Range)"),
         (|s| s.faults[0].endpoint = 77, "faults: a pending fault names endpoint 0x4d, which does not exist"),
         (|s| s.faults = vec![s.faults[0]; 65], "faults: 65 faults are pending"),
-        (|s| s.domains[1].chunks = s.domains[0].chunks.clone(), "domain 9: cannot restore chunk at 0xe0030000: Inval"),
+        (
+            |s| s.domains[1].chunks = s.domains[0].chunks.clone(),
+            "domain 9: cannot restore chunk at 0xe0030000 (status Inval)",
+        ),
     ];
     let good = lived().engine.state();
     let mut rig = Rig::new();
