@@ -89,7 +89,10 @@ pub fn add<'r>(ram: &'r Ram, config: &MemoryConfig, gpa: u64, len: u64) -> Resul
 /// Returns the pages of a withdrawn region to the host.
 pub fn give_up(region: &RamRegion) {
     if let Err(error) = zone::empty(region) {
-        warn!("cannot free the host memory of withdrawn RAM at {:#x}: {error}", region.start_addr().0);
+        warn!(
+            "cannot free the host memory of the RAM at {:#x}, which could not be added to the guest: {error}",
+            region.start_addr().0
+        );
     }
 }
 

@@ -159,7 +159,10 @@ fn standard_output_without_a_reader_does_not_delay_the_end() {
     let (status, said) = carom.terminate();
 
     assert_eq!(status, Some(0), "{said}");
-    assert!(said.contains("--serial: the last output is lost, because its reader was too slow"), "{said}");
+    assert!(
+        said.contains("--serial: the guest's last output is lost, because it could not be written in time"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -218,7 +218,7 @@ impl Shared {
             let look = self.receiver().is_some_and(|receiver| receiver.has_size());
             if let Err(error) = peer.wait(self.wake.as_fd(), input.is_empty(), waits, look, limit) {
                 log::warn!(
-                    "{}: the console is disconnected, because the host cannot wait for its other end: {error}",
+                    "{}: the console is disconnected, because waiting for data from its other end failed: {error}",
                     self.name
                 );
                 self.set_attached(false);
@@ -260,7 +260,10 @@ impl Shared {
             self.taken.notify_all();
         }
         if lost > 0 {
-            log::warn!("{}: {lost} bytes of output are lost, because their reader was too slow", self.name);
+            log::warn!(
+                "{}: {lost} bytes of the guest's output are lost, because the process at the other end did not read them in time",
+                self.name
+            );
         }
         sent
     }

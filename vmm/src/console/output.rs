@@ -89,7 +89,7 @@ impl ConsoleOutput {
 impl Drop for ConsoleOutput {
     fn drop(&mut self) {
         if !self.queue.drain(TIMEOUT_AT_END, MAX_END) {
-            log::warn!("{}: the last output is lost, because its reader was too slow", self.name);
+            log::warn!("{}: the guest's last output is lost, because it could not be written in time", self.name);
         }
     }
 }

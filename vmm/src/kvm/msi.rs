@@ -84,7 +84,8 @@ impl MsiAllocator for KvmMsi {
         let free: Vec<u32> = gsis.filter(|gsi| !messages.contains_key(gsi)).take(count.into()).collect();
         if free.len() < usize::from(count) {
             return Err(io::Error::other(format!(
-                "the device needs {count} of KVM's {MAX_GSI} interrupt routes, but fewer are free: use fewer devices or queues"
+                "the device needs {count} of KVM's {MAX_GSI} interrupt routes, but only {} are free: use fewer devices or queues",
+                free.len()
             )));
         }
         messages.extend(free.iter().map(|gsi| (*gsi, None)));
@@ -198,7 +199,7 @@ impl Drop for KvmVectors {
     fn drop(&mut self) {
         for index in 0..self.count() {
             if let Err(error) = self.route(index, None) {
-                log::warn!("cannot free interrupt vector {index}: {error}");
+                log::warn!("cannot free interrupt vector {index} of a device: {error}");
             }
         }
         let mut messages = self.routes.messages.lock().unwrap_or_else(PoisonError::into_inner);

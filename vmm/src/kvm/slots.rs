@@ -59,9 +59,12 @@ impl KvmSlots {
 impl MemorySlots for KvmSlots {
     unsafe fn insert(&self, gpa: u64, host: HostRange, read_only: bool) -> io::Result<u32> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let slot = (0..self.limit)
-            .find(|slot| !used.regions.contains_key(slot))
-            .ok_or_else(|| io::Error::other(format!("all {} memory slots of KVM are in use", self.limit)))?;
+        let slot = (0..self.limit).find(|slot| !used.regions.contains_key(slot)).ok_or_else(|| {
+            io::Error::other(format!(
+                "all {} memory slots of KVM are in use: use fewer devices or memory zones",
+                self.limit
+            ))
+        })?;
         let region = kvm_userspace_memory_region {
             slot,
             flags: if read_only { KVM_MEM_READONLY } else { 0 },

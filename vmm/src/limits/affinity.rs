@@ -49,7 +49,10 @@ fn check<'a, N: Ord + Copy + std::fmt::Display>(
             return Err(ConfigError::new(field, format!("{of}{error}")).into());
         }
         Err(PinError::Host(source)) => {
-            return Err(VmError::Device { what: "check whether threads can run on the configured host CPUs", source });
+            return Err(VmError::Device {
+                what: "check whether threads can run on the host CPUs in affinity or queue_affinity",
+                source,
+            });
         }
     }
     let sets = lists.map(|(number, cpus)| Ok((number, HostCpus::new(cpus.iter().copied())?)));

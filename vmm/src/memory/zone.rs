@@ -248,7 +248,7 @@ fn advise(mapping: &MmapRegion, advice: Advice, what: &str) {
     // SAFETY: The range is the memory of `mapping`, and this advice does not change its contents.
     let result = unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), advice) };
     if let Err(error) = result {
-        debug!("the host does not support an optional request for guest RAM ({what}): {error}");
+        debug!("cannot set an optional property of guest RAM ({what}): {error}");
     }
 }
 

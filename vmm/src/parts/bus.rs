@@ -246,9 +246,9 @@ impl PartBus {
         let segment = part.pci_segment();
         let all = self.iommu_segments.contains(&segment);
         match (has_iommu, part.is_behind_iommu()) {
-            (true, true) => (segments::slots_behind_iommu(segment, all), "behind"),
-            (true, false) => (segments::slots_beside_iommu(all), "not behind"),
-            (false, _) => (segments::slots(segment), "in a VM without"),
+            (true, true) => (segments::slots_behind_iommu(segment, all), " behind the virtio-iommu"),
+            (true, false) => (segments::slots_beside_iommu(all), " not behind the virtio-iommu"),
+            (false, _) => (segments::slots(segment), ""),
         }
     }
 
@@ -275,10 +275,7 @@ impl PartBus {
             let address = PciAddress::on_segment(segment, slot);
             let rule = if !slots.contains(&slot) {
                 let (first, last) = (slots.start(), slots.end());
-                let whose = if has_iommu { which } else { "in a VM without" };
-                format!(
-                    "{slot} is not allowed: on segment {segment}, the slots {whose} the virtio-iommu are {first} to {last}"
-                )
+                format!("{slot} is not allowed: on segment {segment}, the slots{which} are {first} to {last}")
             } else if taken.contains(&address) {
                 let rule = format!("slot {slot} on segment {segment} is taken: choose another slot");
                 return Err(ConfigError::conflict(kind.slot_field(), rule).into());
@@ -292,8 +289,7 @@ impl PartBus {
             (!taken.contains(&address) && !wanted.contains(&address)).then_some(address)
         });
         place.ok_or_else(|| {
-            let rule =
-                format!("on segment {segment}, all slots {which} the virtio-iommu are taken: remove a device first");
+            let rule = format!("on segment {segment}, all slots{which} are taken: remove a device first");
             ConfigError::new(kind.field, rule).into()
         })
     }

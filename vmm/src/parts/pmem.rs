@@ -28,7 +28,9 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     site.emulate(config, |Wiring { id, memory, msi, doorbells, observer }| {
         let params = PmemParams { id, file, path, size, discard_writes, slots, memory, msi, doorbells, observer };
         let (function, device) = pmem::create(params).map_err(|error| match error {
-            PmemError::Map(source) => file_error(config)(source),
+            PmemError::Map(source) => {
+                file_error(config)(io::Error::new(source.kind(), format!("cannot map the file: {source}")))
+            }
             error => failed("create the virtio-pmem device")(error),
         })?;
         Ok((function, Counting(move || device.counters().all())))

@@ -126,7 +126,7 @@ impl EventMonitor {
         };
         if lost && !self.losing.load(Ordering::Relaxed) {
             log::warn!(
-                "event {source}:{event} is lost because no process reads the event stream; further events may be lost too"
+                "event {source}:{event} is lost: the event stream was not read in time, or could not be written; further events may be lost too"
             );
         }
         self.losing.store(lost, Ordering::Relaxed);
@@ -152,7 +152,7 @@ impl EventMonitor {
     pub fn flush(&self, limit: Duration) {
         let Some(queue) = &self.queue else { return };
         if !queue.drain(limit, limit) {
-            log::warn!("the last events are lost: no process reads the event stream");
+            log::warn!("the last events are lost: the event stream was not read in time, or could not be written");
         }
     }
 }

@@ -51,7 +51,7 @@ pub fn start() -> io::Result<LastLines> {
     // `Stderr` is not used, because a thread that blocks in a write would hold the lock of `Stderr`.
     let file = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let (queue, thread) = QueuedWriter::of_log("stderr", file, MAX_WAITING, dropped);
-    STANDARD_ERROR.set(queue).map_err(|_| io::Error::other("standard error has a queue already"))?;
+    STANDARD_ERROR.set(queue).map_err(|_| io::Error::other("the output to standard error was already set up"))?;
     unstarted().push(thread);
     panic::set_hook(Box::new(report_panic));
     Ok(LastLines(()))
@@ -63,7 +63,7 @@ pub fn start() -> io::Result<LastLines> {
 /// The log already has a file.
 pub fn log_to(file: File) -> io::Result<()> {
     let (queue, thread) = QueuedWriter::of_log("--log-file", file, MAX_WAITING, dropped);
-    LOG_FILE.set(queue).map_err(|_| io::Error::other("the log has a file already"))?;
+    LOG_FILE.set(queue).map_err(|_| io::Error::other("the log file was already set up"))?;
     unstarted().push(thread);
     Ok(())
 }

@@ -244,9 +244,9 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
     let cases: [(&str, Value, &str); 13] = [
         ("/version", 2.into(), "the state of 'snapshot' has version 2, but this program reads only version 1"),
         ("/version", (-1).into(), "version: invalid value"),
-        ("/ram", json!([]), "ram: the saved ranges differ from the configuration's 67108864 bytes of RAM"),
-        ("/ram/0/len", (RAM / 2).into(), "ram: the saved ranges differ from the configuration's"),
-        ("/ram/0/gpa", 4096.into(), "ram: the saved ranges differ from the configuration's"),
+        ("/ram", json!([]), "ram: the saved RAM ranges differ from the configuration's 67108864 bytes of RAM"),
+        ("/ram/0/len", (RAM / 2).into(), "ram: the saved RAM ranges differ from the configuration's"),
+        ("/ram/0/gpa", 4096.into(), "ram: the saved RAM ranges differ from the configuration's"),
         (
             "/ram/0/offset",
             4096.into(),
@@ -287,15 +287,18 @@ fn ram_added_since_boot_is_checked_against_the_configuration() {
     for (added, wanted) in [
         (
             json!([piece(4 << 30, 4096)]),
-            "added_ram: the saved 0x1000 bytes at 0x100000000 do not start and end at multiples of 0x8000000",
+            "added_ram: the saved range of 0x1000 bytes at 0x100000000 does not start and end at multiples of 0x8000000",
         ),
-        (json!([piece((4 << 30) + 4096, STEP)]), "do not start and end at multiples of"),
-        (json!([piece(4 << 30, 0)]), "do not start and end at multiples of"),
+        (json!([piece((4 << 30) + 4096, STEP)]), "does not start and end at multiples of"),
+        (json!([piece(4 << 30, 0)]), "does not start and end at multiples of"),
         (
             json!([piece(4 << 30, STEP)]),
-            "added_ram: the saved pieces together must have fewer bytes than the configuration's RAM, 67108864 bytes",
+            "added_ram: the saved ranges of added RAM together must have fewer bytes than the configuration's RAM of 67108864 bytes",
         ),
-        (json!([piece(4 << 30, !(STEP - 1))]), "added_ram: the saved pieces together must have fewer bytes than"),
+        (
+            json!([piece(4 << 30, !(STEP - 1))]),
+            "added_ram: the saved ranges of added RAM together must have fewer bytes than",
+        ),
     ] {
         let mut spoiled = good.clone();
         spoiled["added_ram"] = added;
@@ -311,9 +314,12 @@ fn ram_added_since_boot_is_checked_against_the_configuration() {
     state.added_ram = vec![piece(4 << 30, 1 << 32), piece((4 << 30) + 2 * STEP, 1 << 33)];
     assert_eq!(check(&state), Ok(()));
     state.added_ram[1].gpa = 4 << 30;
-    assert_eq!(check(&state), Err("added_ram: the saved piece at 0x100000000 overlaps earlier RAM".into()));
+    assert_eq!(
+        check(&state),
+        Err("added_ram: the saved range of added RAM at 0x100000000 overlaps earlier RAM".into())
+    );
     state.added_ram = vec![piece(0, 1 << 32), piece(4 << 30, 1 << 33)];
-    assert_eq!(check(&state), Err("added_ram: the saved piece at 0x0 overlaps earlier RAM".into()));
+    assert_eq!(check(&state), Err("added_ram: the saved range of added RAM at 0x0 overlaps earlier RAM".into()));
     state.added_ram = vec![piece(4 << 30, 0), piece((4 << 30) + STEP, 1 << 33)];
     assert!(check(&state).unwrap_err().contains("overlaps"));
 }
@@ -344,7 +350,7 @@ fn configuration_is_checked_again() {
         (json!({"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2}, "memory": {"size": RAM}}), "has 1 vCPUs"),
         (
             json!({"payload": {"kernel": "/k"}, "memory": {"size": 2 * RAM}}),
-            "ram: the saved ranges differ from the configuration's",
+            "ram: the saved RAM ranges differ from the configuration's",
         ),
         (json!({"payload": {"kernel": "/k"}, "more": 1}), "more: unknown field"),
         (json!([]), "config.json"),

@@ -97,7 +97,10 @@ impl Vm {
             return refuse("the VM was booted without room for more RAM: set memory.hotplug_size before boot".into());
         };
         if registers.is_full() {
-            return refuse(format!("RAM was already added {} times, which is the maximum", registers.devices().len()));
+            return refuse(format!(
+                "RAM was already added {} times, the maximum for one boot of the VM: shut the VM down, and boot it again first",
+                registers.devices().len()
+            ));
         }
         let gpa = registers.devices().last().map_or(self.added_ram.room.start, |last| last.gpa + last.len);
         if self.added_ram.room.end.saturating_sub(gpa) < len {

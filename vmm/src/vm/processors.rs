@@ -34,7 +34,7 @@ struct Made {
 impl Made {
     fn new(kvm: &KvmVm, number: u32, cpuid: CpuId) -> Result<Self, KvmError> {
         let fd = kvm.create_vcpu(number)?;
-        fd.set_cpuid2(&cpuid).map_err(KvmError::call(format!("set CPUID of vCPU {number}")))?;
+        fd.set_cpuid2(&cpuid).map_err(KvmError::call(format!("set the CPUID table of vCPU {number}")))?;
         let initial = VcpuState::save(&kvm.kvm, &kvm.fd, &fd)?;
         set_mtrr_write_back(&fd)?;
         Ok(Self { fd: Arc::new(Mutex::new(fd)), cpuid, initial })

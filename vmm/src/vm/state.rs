@@ -117,7 +117,7 @@ impl Vm {
         if indices != iommu.map_or_else(Vec::new, |iommu| iommu.window_chunks()) {
             return Err(StateError::rule(
                 "windows",
-                "the saved chunks do not match the saved state of the virtio-iommu",
+                "the saved window chunks do not match the saved state of the virtio-iommu",
             )
             .into());
         }
@@ -130,7 +130,7 @@ impl Vm {
                 None => {
                     return Err(StateError::rule(
                         "windows",
-                        format!("the saved chunk {index} has another length than a chunk of this VM"),
+                        format!("window chunk {index} is saved with another length than a chunk of this VM"),
                     )
                     .into());
                 }

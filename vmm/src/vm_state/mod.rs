@@ -94,7 +94,7 @@ impl VmState {
         let booted_with = self.check_added_ram(wanted)?;
         let ram: Vec<(u64, u64)> = self.ram.iter().map(|range| (range.gpa, range.len)).collect();
         if ram != boot_ram(&wanted.booted_with(booted_with)) {
-            let rule = format!("the saved ranges differ from the configuration's {} bytes of RAM", wanted.total());
+            let rule = format!("the saved RAM ranges differ from the configuration's {} bytes of RAM", wanted.total());
             return Err(StateError::rule("ram", rule));
         }
         let all_ram = self.ram.iter().chain(&self.added_ram);
@@ -121,7 +121,7 @@ impl VmState {
         let mut chunks: Vec<u32> = self.windows.iter().map(|range| range.index).collect();
         chunks.sort_unstable();
         if let Some(twice) = chunks.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(StateError::rule("windows", format!("the saved chunk {} occurs twice", twice[0])));
+            return Err(StateError::rule("windows", format!("window chunk {} is saved twice", twice[0])));
         }
         Ok(())
     }
@@ -140,7 +140,7 @@ impl VmState {
                 || !range.len.is_multiple_of(MEMORY_DEVICE_GRANULE)
             {
                 return refuse(format!(
-                    "the saved {:#x} bytes at {:#x} do not start and end at multiples of {MEMORY_DEVICE_GRANULE:#x}",
+                    "the saved range of {:#x} bytes at {:#x} does not start and end at multiples of {MEMORY_DEVICE_GRANULE:#x}",
                     range.len, range.gpa
                 ));
             }
@@ -148,21 +148,21 @@ impl VmState {
                 Some(left) if left > 0 => booted_with = left,
                 _ => {
                     return refuse(format!(
-                        "the saved pieces together must have fewer bytes than the configuration's RAM, {ram_size} bytes"
+                        "the saved ranges of added RAM together must have fewer bytes than the configuration's RAM of {ram_size} bytes"
                     ));
                 }
             }
         }
         if self.added_ram.len() > MAX_MEMORY_DEVICES {
             return refuse(format!(
-                "the saved state has {} pieces, more than the maximum of {MAX_MEMORY_DEVICES}",
+                "the saved state has {} ranges of added RAM, more than the maximum of {MAX_MEMORY_DEVICES}",
                 self.added_ram.len()
             ));
         }
         let mut free = ram_end(booted_with);
         for range in &self.added_ram {
             if range.gpa < free {
-                return refuse(format!("the saved piece at {:#x} overlaps earlier RAM", range.gpa));
+                return refuse(format!("the saved range of added RAM at {:#x} overlaps earlier RAM", range.gpa));
             }
             free = range.gpa.saturating_add(range.len);
         }

@@ -60,7 +60,7 @@ pub fn restore(source: &dyn StateSource, ram_size: u64, prefault: bool) -> Resul
     let zone_of = |index: usize| of_regions.clone().nth(index).or(zones.last().map(|(zone, _)| zone));
     let saved = state.ram.iter().chain(&state.added_ram);
     for (index, (region, saved)) in ram.iter().zip(saved).enumerate() {
-        let zone = zone_of(index).ok_or_else(|| StateError::rule("ram", "is in no zone"))?;
+        let zone = zone_of(index).ok_or_else(|| StateError::rule("ram", "a range of RAM belongs to no memory zone"))?;
         if let Some(MemoryFile { path, .. }) = fill(region, zone, source, saved.offset, prefault)? {
             memory::keep_of_restored(&ram, region, zone, path, saved.offset);
         }

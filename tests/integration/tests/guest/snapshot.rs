@@ -572,7 +572,7 @@ fn spoiled_snapshot_is_refused_and_leaves_nothing() {
     with("/version", 2.into());
     refused("version 2");
     with("/processors/vcpus/0/registers/xsave", "ff".repeat(4096).into());
-    refused("the extended state");
+    refused("a vCPU's extended state");
     with("/processors/vcpus/0/registers/nested", "00".into());
     refused("nested");
     with("/processors/vcpus/0/cpuid/0/ebx", 0.into());

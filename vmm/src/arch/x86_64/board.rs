@@ -316,7 +316,8 @@ impl Board {
     pub fn restore(&self, states: &[DeviceState]) -> Result<(), StateError> {
         let all = self.all();
         if all.len() != states.len() {
-            return Err(StateError::rule("platform", "the saved VM has another number of devices than this VM"));
+            let rule = format!("the saved VM has {} platform devices, but this VM has {}", states.len(), all.len());
+            return Err(StateError::rule("platform", rule));
         }
         let restore =
             |((name, device), state): ((&str, &dyn Saved), _)| device.restore(state).map_err(StateError::of(name));

@@ -72,8 +72,8 @@ impl CpuidTemplate {
         }
         let of_any = CpuId::from_entries(&entries).map_err(|_| {
             let reason =
-                format!("the CPUID has {} entries, but KVM allows at most {KVM_MAX_CPUID_ENTRIES}", entries.len());
-            KvmError::other(format!("set the CPUID of vCPU {id}"), reason)
+                format!("the table has {} entries, but KVM allows at most {KVM_MAX_CPUID_ENTRIES}", entries.len());
+            KvmError::other(format!("set the CPUID table of vCPU {id}"), reason)
         })?;
         Ok(of_vcpu(&of_any, id))
     }

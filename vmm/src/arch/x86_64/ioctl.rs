@@ -55,13 +55,13 @@ pub(super) fn set_xsave(vm: &VmFd, vcpu: &VcpuFd, bytes: &[u8]) -> io::Result<()
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     if bytes.len() < XSAVE_LEN || bytes.len() > len || !bytes.len().is_multiple_of(4) {
         return Err(invalid(format!(
-            "the extended state has {} bytes, but this host's XSAVE area has {len} bytes",
+            "the saved XSAVE area has {} bytes, but this host needs a multiple of 4 from {XSAVE_LEN} to {len} bytes",
             bytes.len()
         )));
     }
     let (first, rest) = bytes.split_at(XSAVE_LEN);
     let region = <[u32; 1024]>::read_from_bytes(first)
-        .map_err(|_| invalid("the first part of the extended state is not 4 KiB long".into()))?;
+        .map_err(|_| invalid("the first part of the saved XSAVE area is not 4 KiB long".into()))?;
     for (word, value) in area.as_mut_slice().iter_mut().zip(rest.chunks_exact(4)) {
         *word = u32::from_le_bytes([value[0], value[1], value[2], value[3]]);
     }

@@ -30,7 +30,9 @@ impl<'de, T: FromBytes> Deserialize<'de> for KvmBytes<T> {
         let bytes = bytes::deserialize(deserializer)?;
         let wanted = size_of::<T>();
         let value = T::read_from_bytes(&bytes);
-        value.map(Self).map_err(|_| D::Error::custom(format!("has {} bytes instead of {wanted}", bytes.len())))
+        value.map(Self).map_err(|_| {
+            D::Error::custom(format!("a saved KVM structure has {} bytes instead of {wanted}", bytes.len()))
+        })
     }
 }
 

@@ -43,7 +43,7 @@ pub fn set_mtrr_write_back(vcpu: &VcpuFd) -> Result<(), KvmError> {
 
 /// Prepares the boot processor to enter the kernel. [`write_tables`] writes the page tables and the descriptor table that this entry needs.
 pub fn set_entry(vcpu: &VcpuFd, entry: Entry) -> Result<(), KvmError> {
-    let mut sregs = vcpu.get_sregs().map_err(KvmError::call("read special registers"))?;
+    let mut sregs = vcpu.get_sregs().map_err(KvmError::call("read a vCPU's special registers"))?;
     let regs = match entry {
         Entry::Linux64(rip) => {
             long_mode(&mut sregs);
@@ -54,8 +54,8 @@ pub fn set_entry(vcpu: &VcpuFd, entry: Entry) -> Result<(), KvmError> {
             kvm_regs { rflags: 2, rip, rbx: PVH_START_INFO, ..Default::default() }
         }
     };
-    vcpu.set_sregs(&sregs).map_err(KvmError::call("set special registers"))?;
-    vcpu.set_regs(&regs).map_err(KvmError::call("set registers"))
+    vcpu.set_sregs(&sregs).map_err(KvmError::call("set a vCPU's special registers"))?;
+    vcpu.set_regs(&regs).map_err(KvmError::call("set a vCPU's registers"))
 }
 
 /// Writes the boot processor's descriptor table and page tables, which map 1 GiB one to one with 2 MiB pages.

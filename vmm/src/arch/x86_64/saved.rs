@@ -109,20 +109,20 @@ impl ProcessorsState {
         }
         let refuse = |rule: String| Err(StateError::rule("numbers", rule));
         if self.numbers.len() != self.vcpus.len() {
-            return refuse(format!("the saved VM has {} numbers for {count} vCPUs", self.numbers.len()));
+            return refuse(format!("the saved VM has {count} vCPUs, but {} vCPU numbers", self.numbers.len()));
         }
         if self.numbers.iter().zip(self.numbers.iter().skip(1)).any(|(one, next)| one >= next) {
             return refuse("the saved vCPU numbers are not in ascending order".into());
         }
         if let Some(number) = self.numbers.last().filter(|number| **number >= most) {
             return refuse(format!(
-                "the saved VM has vCPU {number}, but the configuration allows only numbers below {most}"
+                "the saved VM has vCPU {number}, but the configuration allows only vCPU numbers below {most}"
             ));
         }
         if let Some(missing) =
             (0..least).zip(&self.numbers).find_map(|(wanted, has)| (wanted != *has).then_some(wanted))
         {
-            return refuse(format!("the saved VM lacks vCPU {missing}, which the configuration has"));
+            return refuse(format!("the saved VM lacks vCPU {missing}, which the configuration boots with"));
         }
         Ok(())
     }
@@ -337,10 +337,10 @@ mod tests {
         for (vcpus, numbers, wanted) in [
             (1, &[][..], "vcpus: the saved VM has 1 vCPUs, but the configuration boots with 2"),
             (5, &[], "vcpus: the saved VM has 5 vCPUs, but the configuration allows at most 4"),
-            (3, &[0, 1], "numbers: the saved VM has 2 numbers for 3 vCPUs"),
+            (3, &[0, 1], "numbers: the saved VM has 3 vCPUs, but 2 vCPU numbers"),
             (3, &[0, 1, 1], "numbers: the saved vCPU numbers are not in ascending order"),
-            (3, &[0, 1, 4], "numbers: the saved VM has vCPU 4, but the configuration allows only numbers below 4"),
-            (3, &[0, 2, 3], "numbers: the saved VM lacks vCPU 1, which the configuration has"),
+            (3, &[0, 1, 4], "numbers: the saved VM has vCPU 4, but the configuration allows only vCPU numbers below 4"),
+            (3, &[0, 2, 3], "numbers: the saved VM lacks vCPU 1, which the configuration boots with"),
             (2, &[u32::MAX - 1, u32::MAX], "numbers: the saved VM has vCPU 4294967295"),
         ] {
             assert!(check(vcpus, numbers).unwrap_err().starts_with(wanted), "{wanted}");
@@ -368,11 +368,11 @@ mod tests {
             ("/version", 2.into(), "version 2"),
             ("/vcpus", serde_json::json!([]), "has 0 vCPUs, but the configuration boots with 2"),
             ("/vcpus/0/registers/regs", "00".into(), "has 1 bytes instead of 144"),
-            ("/vcpus/1/registers/xsave", "00".repeat(1 << 16).into(), "set the extended state"),
-            ("/vcpus/0/registers/xsave", "ff".repeat(4096).into(), "set the extended state"),
+            ("/vcpus/1/registers/xsave", "00".repeat(1 << 16).into(), "set a vCPU's extended state"),
+            ("/vcpus/0/registers/xsave", "ff".repeat(4096).into(), "set a vCPU's extended state"),
             ("/vcpus/0/registers/nested", "ff".repeat(64).into(), "nested"),
             ("/irqchip", serde_json::json!([good["irqchip"][0], good["irqchip"][0], good["irqchip"][0]]), "irqchip"),
-            ("/vcpus/0/registers/sregs", "ff".repeat(312).into(), "set special registers"),
+            ("/vcpus/0/registers/sregs", "ff".repeat(312).into(), "set a vCPU's special registers"),
         ];
         for (path, value, wanted) in cases {
             let error = refusal(path, value);

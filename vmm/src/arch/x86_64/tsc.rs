@@ -111,16 +111,18 @@ fn set_frequency(khz: u32, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
     }
     if !kvm.check_extension(Cap::TscControl) {
         let rule = format!(
-            "the guest's time stamp counter runs at {khz} kHz, but this host's runs at {host} kHz, and the CPU cannot scale it; restore the VM on a host with the same frequency"
+            "the guest's time stamp counter runs at {khz} kHz, but this host's runs at {host} kHz, and its CPU cannot scale the counter: restore the VM on a host with the same frequency"
         );
         return Err(StateError::rule("tsc.khz", rule).into());
     }
-    vcpu.set_tsc_khz(khz).map_err(KvmError::call(format!("set the frequency of the time stamp counter to {khz} kHz")))
+    vcpu.set_tsc_khz(khz).map_err(KvmError::call(format!(
+        "set a vCPU's time stamp counter to {khz} kHz (the host's runs at {host} kHz)"
+    )))
 }
 
 fn set_offset(vcpu: &VcpuFd, offset: u64) -> Result<(), KvmError> {
     ioctl::set_tsc_offset(vcpu, offset)
-        .map_err(|source| KvmError::Call { what: "set the offset of the time stamp counter".into(), source })
+        .map_err(|source| KvmError::Call { what: "set the offset of a vCPU's time stamp counter".into(), source })
 }
 
 /// Reads the counter, and the host's time of day at that moment.

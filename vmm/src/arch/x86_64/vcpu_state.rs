@@ -69,21 +69,21 @@ impl VcpuState {
     pub fn save(kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd) -> Result<Self, KvmError> {
         // The run state is read first, because this read makes KVM apply pending INIT and SIPI to the run state. KVM may also change
         // events, which are read later.
-        let mp_state = vcpu.get_mp_state().map_err(KvmError::call("read the run state"))?;
+        let mp_state = vcpu.get_mp_state().map_err(KvmError::call("read a vCPU's run state"))?;
         let pdptrs = ioctl::sregs2(vcpu).ok().filter(|sregs| sregs.flags & PDPTRS_VALID != 0).map(|sregs| sregs.pdptrs);
         let msrs = msr::read_all(kvm, vcpu)?;
         Ok(Self {
             mp_state: KvmBytes(mp_state),
-            regs: KvmBytes(vcpu.get_regs().map_err(KvmError::call("read registers"))?),
-            sregs: KvmBytes(vcpu.get_sregs().map_err(KvmError::call("read special registers"))?),
+            regs: KvmBytes(vcpu.get_regs().map_err(KvmError::call("read a vCPU's registers"))?),
+            sregs: KvmBytes(vcpu.get_sregs().map_err(KvmError::call("read a vCPU's special registers"))?),
             pdptrs,
-            xsave: ioctl::xsave(vm, vcpu).map_err(failed("read the extended state"))?,
+            xsave: ioctl::xsave(vm, vcpu).map_err(failed("read a vCPU's extended state"))?,
             xcrs: vcpu.get_xcrs().ok().map(KvmBytes),
-            lapic: KvmBytes(vcpu.get_lapic().map_err(KvmError::call("read the local APIC"))?),
+            lapic: KvmBytes(vcpu.get_lapic().map_err(KvmError::call("read a vCPU's local APIC"))?),
             msrs: msrs.into_iter().map(|entry| MsrState { index: entry.index, value: entry.data }).collect(),
             nested: nested(kvm, vcpu)?,
-            debug: KvmBytes(vcpu.get_debug_regs().map_err(KvmError::call("read debug registers"))?),
-            events: KvmBytes(vcpu.get_vcpu_events().map_err(KvmError::call("read pending events"))?),
+            debug: KvmBytes(vcpu.get_debug_regs().map_err(KvmError::call("read a vCPU's debug registers"))?),
+            events: KvmBytes(vcpu.get_vcpu_events().map_err(KvmError::call("read a vCPU's pending events"))?),
         })
     }
 
@@ -99,25 +99,25 @@ impl VcpuState {
         self.restore_sregs(vcpu)?;
         self.restore_msrs(vcpu, unwritable, |index| index == msr::FEATURE_CONTROL)?;
         self.restore_nested(kvm, vcpu)?;
-        vcpu.set_regs(&self.regs.0).map_err(KvmError::call("set registers"))?;
+        vcpu.set_regs(&self.regs.0).map_err(KvmError::call("set a vCPU's registers"))?;
         if let Some(xcrs) = &self.xcrs {
-            vcpu.set_xcrs(&xcrs.0).map_err(KvmError::call("set extended control registers"))?;
+            vcpu.set_xcrs(&xcrs.0).map_err(KvmError::call("set a vCPU's extended control registers"))?;
         }
-        ioctl::set_xsave(vm, vcpu, &self.xsave).map_err(failed("set the extended state"))?;
-        vcpu.set_lapic(&self.lapic.0).map_err(KvmError::call("set the local APIC"))?;
+        ioctl::set_xsave(vm, vcpu, &self.xsave).map_err(failed("set a vCPU's extended state"))?;
+        vcpu.set_lapic(&self.lapic.0).map_err(KvmError::call("set a vCPU's local APIC"))?;
         self.restore_msrs(vcpu, unwritable, |index| {
             !matches!(index, msr::FEATURE_CONTROL | msr::TSC | msr::TSC_DEADLINE)
         })?;
         self.restore_msrs(vcpu, unwritable, |index| index == msr::TSC_DEADLINE)?;
-        vcpu.set_debug_regs(&self.debug.0).map_err(KvmError::call("set debug registers"))?;
-        vcpu.set_mp_state(self.mp_state.0).map_err(KvmError::call("set the run state"))?;
-        vcpu.set_vcpu_events(&self.events.0).map_err(KvmError::call("set pending events"))
+        vcpu.set_debug_regs(&self.debug.0).map_err(KvmError::call("set a vCPU's debug registers"))?;
+        vcpu.set_mp_state(self.mp_state.0).map_err(KvmError::call("set a vCPU's run state"))?;
+        vcpu.set_vcpu_events(&self.events.0).map_err(KvmError::call("set a vCPU's pending events"))
     }
 
     fn restore_sregs(&self, vcpu: &VcpuFd) -> Result<(), KvmError> {
         let sregs = &self.sregs.0;
         let Some(pdptrs) = self.pdptrs else {
-            return vcpu.set_sregs(sregs).map_err(KvmError::call("set special registers"));
+            return vcpu.set_sregs(sregs).map_err(KvmError::call("set a vCPU's special registers"));
         };
         let kvm_sregs { cs, ds, es, fs, gs, ss, tr, ldt, gdt, idt, cr0, cr2, cr3, cr4, cr8, efer, apic_base, .. } =
             *sregs;
@@ -143,7 +143,7 @@ impl VcpuState {
             flags,
             pdptrs,
         };
-        ioctl::set_sregs2(vcpu, &sregs).map_err(failed("set special registers"))
+        ioctl::set_sregs2(vcpu, &sregs).map_err(failed("set a vCPU's special registers"))
     }
 
     fn restore_msrs(
@@ -199,14 +199,15 @@ fn nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<u8>, KvmError> {
 fn nested_of(bytes: &[u8]) -> Result<KvmNestedStateBuffer, KvmError> {
     let rule = |rule: &str| KvmError::from(StateError::rule("nested", rule));
     if bytes.len() < NESTED_HEADER || bytes.len() > size_of::<KvmNestedStateBuffer>() {
-        return Err(rule("the length of the saved state does not fit KVM's structure"));
+        let (len, most) = (bytes.len(), size_of::<KvmNestedStateBuffer>());
+        return Err(rule(&format!("the saved state has {len} bytes, but KVM needs {NESTED_HEADER} to {most} bytes")));
     }
     let mut padded = bytes.to_vec();
     padded.resize(size_of::<KvmNestedStateBuffer>(), 0);
     let buffer: KvmNestedStateBuffer =
         KvmNestedStateBuffer::read_from_bytes(&padded).map_err(|_| rule("the saved state is not KVM's structure"))?;
     if usize::try_from(buffer.size).ok() != Some(bytes.len()) {
-        return Err(rule("the length of the saved state differs from the size in its header"));
+        return Err(rule(&format!("the saved state has {} bytes, but its header says {}", bytes.len(), buffer.size)));
     }
     Ok(buffer)
 }

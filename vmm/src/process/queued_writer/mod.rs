@@ -317,7 +317,10 @@ impl Shared {
         drop(state);
         self.emptied.notify_all();
         if unreported > 0 {
-            log::warn!("{}: {unreported} bytes are lost because no process read them in time", self.name);
+            log::warn!(
+                "{}: {unreported} bytes of output are lost, because they could not be written in time",
+                self.name
+            );
         }
     }
 

@@ -96,11 +96,11 @@ fn no_room(ram_size: u64, limit: u64, field: Field, what: &str, needed: u64) -> 
     BootError::NoRoom(if needed <= limit {
         ConfigError::new(
             MemoryConfig::SIZE,
-            format!("{ram_size} bytes are too little for this {what}: use at least {needed} bytes"),
+            format!("{ram_size} bytes are too few for this {what}: use at least {needed} bytes"),
         )
     } else {
         let rule = format!(
-            "{needed} bytes below {limit:#x} are needed for this {what}, and more RAM does not help: use a smaller {what}"
+            "{needed} bytes of RAM below {limit:#x} are needed for this {what}, and more RAM does not help: use a smaller {what}"
         );
         ConfigError::new(field, rule)
     })

@@ -283,7 +283,7 @@ fn elf_image_whose_bss_is_not_within_ram_is_refused() {
             assert!(error.is_user_error(), "{error}");
             // More RAM does not help if the segment ends above low memory.
             let rule = match bad.address.saturating_add(bad.len) <= LOW_MEMORY_END {
-                true => "--memory size: 67108864 bytes are too little for this firmware",
+                true => "--memory size: 67108864 bytes are too few for this firmware",
                 false => "--firmware: ",
             };
             assert!(error.to_string().starts_with(rule), "{error}");
@@ -379,10 +379,9 @@ fn initramfs_beyond_the_limit_is_not_blamed_on_ram() {
     };
     assert_eq!(
         refused(96 * MIB, 64 * MIB),
-        "--memory size: 67108864 bytes are too little for this initramfs: use at least 101728256 bytes"
+        "--memory size: 67108864 bytes are too few for this initramfs: use at least 101728256 bytes"
     );
-    let rule =
-        "bytes below 0xc0000000 are needed for this initramfs, and more RAM does not help: use a smaller initramfs";
+    let rule = "bytes of RAM below 0xc0000000 are needed for this initramfs, and more RAM does not help: use a smaller initramfs";
     let reported = refused(3584 * MIB, 64 * MIB);
     assert!(reported.starts_with("--initramfs: 37") && reported.ends_with(rule), "{reported}");
 }
