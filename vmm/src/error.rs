@@ -132,7 +132,7 @@ impl Explain for VmError {
 fn beyond_limits(terms: Terms) -> String {
     let rules = LandlockConfig::OPTION.name(terms);
     format!(
-        "Landlock may be the cause: it allows only files that the configuration at the start of the program or {rules} names"
+        "Landlock may be the cause: it allows only files named in {rules} or in the VM's configuration when Landlock was turned on"
     )
 }
 

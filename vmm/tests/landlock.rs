@@ -28,8 +28,8 @@ use tiny_guest::elf;
 
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
-const BLAMED: &str = "Permission denied (os error 13); Landlock may be the cause: it allows only files that the configuration at the start \
-                      of the program or landlock_rules names";
+const BLAMED: &str = "Permission denied (os error 13); Landlock may be the cause: it allows only files named in \
+                      landlock_rules or in the VM's configuration when Landlock was turned on";
 
 /// Starts the program with a socket `api.sock` and these options, in `dir`.
 fn start(dir: &Path, options: &[&str]) -> Carom {

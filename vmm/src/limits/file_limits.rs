@@ -320,7 +320,7 @@ impl<'b> Limits<'b> {
     }
 
     fn allow_interface(&mut self, name: Option<&str>) -> Result<(), VmError> {
-        let shown = Path::new(name.unwrap_or("the interface"));
+        let shown = Path::new(name.unwrap_or("tap interface"));
         let missing = |source| Err(VmError::of_file(NetConfig::TAP, shown)(source));
         let Some((name, node)) = name.and_then(|name| Some((name, tap::character_device(name)?))) else {
             return self.allow_or(Path::new("/dev/net/tun"), READ | WRITE, NetConfig::TAP, missing);

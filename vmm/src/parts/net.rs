@@ -76,7 +76,7 @@ fn served(config: &NetConfig, socket: &Path, site: &mut Site<'_>) -> Result<Buil
 }
 
 fn open(config: &NetConfig) -> Result<Tap, FileError> {
-    let fail = |source| FileError { field: NetConfig::FD, path: "the interface".into(), source };
+    let fail = |source| FileError { field: NetConfig::FD, path: "tap interface".into(), source };
     let inherited = config.inherited.iter().map(|number| inherited::interface(*number)).collect::<io::Result<Vec<_>>>();
     let inherited = inherited.map_err(fail)?;
     let (tap, field) = if !inherited.is_empty() {
@@ -90,7 +90,7 @@ fn open(config: &NetConfig) -> Result<Tap, FileError> {
     } else {
         (Tap::given(config.files.iter(), config.mtu), NetConfig::FD)
     };
-    let path = config.tap.clone().unwrap_or_else(|| "the interface".into());
+    let path = config.tap.clone().unwrap_or_else(|| "tap interface".into());
     tap.map_err(|source| FileError { field, path, source })
 }
 
@@ -108,7 +108,7 @@ mod tests {
         let mut config = "".parse::<NetConfig>().unwrap();
         config.take_files(vec![File::open("/dev/null").unwrap().into()]).unwrap();
         assert!(
-            refused(&config).starts_with("net.fds: the interface: the descriptor does not belong to a tap"),
+            refused(&config).starts_with("net.fds: tap interface: the descriptor does not belong to a tap"),
             "{}",
             refused(&config)
         );

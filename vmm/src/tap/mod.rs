@@ -82,7 +82,9 @@ pub fn check_descriptor(file: BorrowedFd<'_>) -> io::Result<()> {
     if ioctl::interface_flags(file).is_ok_and(is_tap) {
         return Ok(());
     }
-    Err(io::Error::other("the descriptor does not belong to a tap interface with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR"))
+    Err(io::Error::other(
+        "the descriptor does not belong to a tap interface with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR: set these flags (TUNSETIFF)",
+    ))
 }
 
 /// Checks that all files belong to one interface.

@@ -200,14 +200,20 @@ fn nested_of(bytes: &[u8]) -> Result<KvmNestedStateBuffer, KvmError> {
     let rule = |rule: &str| KvmError::from(StateError::rule("nested", rule));
     if bytes.len() < NESTED_HEADER || bytes.len() > size_of::<KvmNestedStateBuffer>() {
         let (len, most) = (bytes.len(), size_of::<KvmNestedStateBuffer>());
-        return Err(rule(&format!("the saved state has {len} bytes, but KVM needs {NESTED_HEADER} to {most} bytes")));
+        return Err(rule(&format!(
+            "the saved nested state has {len} bytes, but KVM needs {NESTED_HEADER} to {most} bytes"
+        )));
     }
     let mut padded = bytes.to_vec();
     padded.resize(size_of::<KvmNestedStateBuffer>(), 0);
-    let buffer: KvmNestedStateBuffer =
-        KvmNestedStateBuffer::read_from_bytes(&padded).map_err(|_| rule("the saved state is not KVM's structure"))?;
+    let buffer: KvmNestedStateBuffer = KvmNestedStateBuffer::read_from_bytes(&padded)
+        .map_err(|_| rule("the saved nested state is not KVM's structure"))?;
     if usize::try_from(buffer.size).ok() != Some(bytes.len()) {
-        return Err(rule(&format!("the saved state has {} bytes, but its header says {}", bytes.len(), buffer.size)));
+        return Err(rule(&format!(
+            "the saved nested state has {} bytes, but its header says {}",
+            bytes.len(),
+            buffer.size
+        )));
     }
     Ok(buffer)
 }
