@@ -289,7 +289,7 @@ impl IommuBounceChange {
                 format!("{budget} bytes are not a positive multiple of {}M", CHUNK_SIZE / MIB)
             })?;
             ensure(budget <= max, field, || {
-                format!("{budget} bytes are more than {max} bytes, the iommu_bounce.max that the VM was created with")
+                format!("{budget} bytes exceed the {max} bytes of iommu_bounce.max, with which the VM was created")
             })?;
             config.size = budget;
         }

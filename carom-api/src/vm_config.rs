@@ -103,7 +103,7 @@ macro_rules! define_vm_config {
                 match part {
                     $(PartConfig::$list_variant(part) => self.$list.push(part),)*
                     $(PartConfig::$single_variant(part) if self.$single.is_none() => self.$single = Some(part),)*
-                    part => return Err(ConfigError::new(part.kind().field, "the VM already has one: remove it first")),
+                    part => return Err(ConfigError::new(part.kind().field, "the VM already has such a device: remove the old device first")),
                 }
                 Ok(())
             }

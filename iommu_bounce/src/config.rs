@@ -174,7 +174,7 @@ pub enum ConfigError {
     NoEndpoint(EndpointId),
     /// The host's smallest page is larger than the engine's smallest page.
     #[error(
-        "endpoint {id:#x}: the host's smallest page has {host:#x} bytes, but page_size_mask promises {granule:#x} bytes: clear the lower bits of page_size_mask"
+        "endpoint {id:#x}: the host's smallest page has {host:#x} bytes, but page_size_mask allows pages of {granule:#x} bytes: clear the lower bits of page_size_mask"
     )]
     EndpointGranule {
         /// ID of the endpoint.

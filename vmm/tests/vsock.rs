@@ -59,7 +59,10 @@ fn socket_exists_as_long_as_its_device() {
         put(dir, "vm.boot", None);
         assert!(UnixStream::connect(&socket).is_ok());
         let second = json!({"cid": 4, "socket": dir.join("second"), "id": "second"});
-        assert_eq!(ask("vm.add-vsock", &second), (400, json!(["vsock: the VM already has one: remove it first"])));
+        assert_eq!(
+            ask("vm.add-vsock", &second),
+            (400, json!(["vsock: the VM already has such a device: remove the old device first"]))
+        );
         put(dir, "vm.reboot", None);
         assert!(UnixStream::connect(&socket).is_ok());
         put(dir, "vm.shutdown", None);
@@ -76,7 +79,10 @@ fn socket_exists_as_long_as_its_device() {
     assert!(UnixStream::connect(&socket).is_ok());
     put(dir, "vm.remove-device", Some(&json!({"id": "_vsock"})));
     let other = json!({"cid": 4, "socket": dir.join("other"), "id": "other"});
-    assert_eq!(ask("vm.add-vsock", &other), (400, json!(["vsock: the VM already has one: remove it first"])));
+    assert_eq!(
+        ask("vm.add-vsock", &other),
+        (400, json!(["vsock: the VM already has such a device: remove the old device first"]))
+    );
     put(dir, "vm.reboot", None);
     wait_until("the socket is removed", || !socket.exists());
     assert_eq!(ask("vm.add-vsock", &other).0, 200);

@@ -60,8 +60,8 @@ impl KindConfig for UserDeviceConfig {
         ensure_in_terms(self.iommu || memory.can_be_shared(), Self::IOMMU, |terms| {
             let shared = MemoryConfig::SHARED.turned_on(terms);
             format!(
-                "is off, so the server must be able to map all guest RAM, and the device needs {shared}. With iommu on, the \
-                 server gets access only to memory that the guest maps"
+                "is off, so the server must be able to map all guest RAM: the device needs {shared}. With iommu on, the \
+                 server needs access only to memory that the guest maps"
             )
         })
     }

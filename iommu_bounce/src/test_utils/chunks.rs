@@ -178,7 +178,7 @@ impl ChunkStore for TestChunks {
 
     fn park(&mut self, index: u32) -> Result<(), ChunkError> {
         let mut state = self.probe.state();
-        let region = self.backed.get(&index).expect("only a chunk that is backed is parked");
+        let region = self.backed.get(&index).expect("only a backed chunk is parked");
         state.failures += u64::from(state.fail_park);
         if std::mem::take(&mut state.fail_park) {
             return Err(io::Error::from_raw_os_error(5).into());
@@ -194,7 +194,7 @@ impl ChunkStore for TestChunks {
     fn unpark(&mut self, index: u32) -> Result<(), ChunkError> {
         let mut state = self.probe.state();
         let place = self.parked.iter().position(|parked| *parked == index);
-        let place = place.expect("only a parked chunk is shown again");
+        let place = place.expect("only a parked chunk is unparked");
         state.failures += u64::from(state.fail_park);
         if std::mem::take(&mut state.fail_park) {
             return Err(io::Error::from_raw_os_error(5).into());
@@ -208,7 +208,7 @@ impl ChunkStore for TestChunks {
         let mut state = self.probe.state();
         let known = self.backed.get(&index);
         let known = known.filter(|_| !self.lost.contains(&index));
-        let region = known.expect("only a chunk that is backed is released");
+        let region = known.expect("only a backed chunk is released");
         let start = region.as_ptr().addr();
         let memory = start..start + region.size();
         for mapper in &state.watched {

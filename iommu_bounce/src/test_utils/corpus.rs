@@ -12,8 +12,9 @@ use std::path::Path;
 pub fn replay(corpus: impl AsRef<Path>, least: usize, live: impl Fn(&[u8])) {
     let corpus = corpus.as_ref();
     let mut count = 0;
-    for entry in fs::read_dir(corpus).expect("the corpus is there") {
-        let data = fs::read(entry.expect("it can be listed").path()).expect("it can be read");
+    for entry in fs::read_dir(corpus).expect("the corpus directory exists") {
+        let data = fs::read(entry.expect("the corpus directory can be listed").path())
+            .expect("a file of the corpus can be read");
         live(&data);
         count += 1;
     }

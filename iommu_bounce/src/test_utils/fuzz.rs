@@ -67,9 +67,9 @@ fn disturb(engine: &mut Engine, host: &Host, kind: u8, argument: u8) {
         }
         9 => engine.write_bypass(argument),
         10 => {
-            engine.set_budget(BUDGET.min(u64::from(argument & 3) * CHUNK)).expect("the region is as large");
+            engine.set_budget(BUDGET.min(u64::from(argument & 3) * CHUNK)).expect("the budget fits into the region");
             let pages = Some(u64::from(argument >> 2)).filter(|pages| *pages != 0);
-            engine.set_max_mapped_bytes(pages.map(|pages| pages << 12)).expect("it is not 0");
+            engine.set_max_mapped_bytes(pages.map(|pages| pages << 12)).expect("the limit is not 0");
         }
         12 => {
             if let Some(ram) = &host.ram {

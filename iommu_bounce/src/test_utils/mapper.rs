@@ -294,7 +294,7 @@ impl DmaMapper for RecordingMapper {
         let len = memory.len() as u64;
         assert!(len > 0, "map of nothing at {iova:#x}");
         assert!(!permissions.is_empty(), "map without permission");
-        let limits = state.limits.clone().expect("a mapper is made with limits");
+        let limits = state.limits.clone().expect("every mapper has limits");
         state.check_map(&limits, iova, iova + (len - 1));
         match state.map_failure() {
             Some(Failure::Host) => return Err(io::Error::from_raw_os_error(5).into()),
@@ -329,7 +329,7 @@ impl DmaMapper for RecordingMapper {
 
     fn limits(&self) -> MapperLimits {
         let limits = self.0.state().limits.clone();
-        limits.expect("a mapper is made with limits")
+        limits.expect("every mapper has limits")
     }
 
     fn maps_hidden_chunks(&self) -> bool {
@@ -345,8 +345,8 @@ impl DmaMapper for RecordingMapper {
     }
 
     fn adopt(&mut self, endpoint: EndpointId) -> io::Result<()> {
-        let group = self.0.state().group.clone().expect("only a mapper of a group adopts");
-        let group = group.upgrade().expect("the group is there as long as its mappers");
+        let group = self.0.state().group.clone().expect("only a mapper of a group adopts an endpoint");
+        let group = group.upgrade().expect("the group exists as long as its mappers");
         let mut group = group.lock().unwrap_or_else(PoisonError::into_inner);
         if group.fail_adopt.as_mut().is_some_and(is_due) {
             group.fail_adopt = None;

@@ -67,7 +67,8 @@ impl TestRam {
     }
 
     fn with(mut self, gpa: u64, len: usize, read_only: bool, kind: DeviceMemoryKind) -> Self {
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(gpa), len)]).expect("it is one region");
+        let memory =
+            GuestMemoryMmap::from_ranges(&[(GuestAddress(gpa), len)]).expect("a single region overlaps no other");
         self.devices.push(Device { memory, shown: AtomicBool::new(true), read_only, kind });
         self
     }

@@ -59,11 +59,11 @@ impl<N: Node> Pool<N> {
     fn grow(&mut self) {
         let size = (self.count / GROWTH).clamp(SMALLEST, 1 << PLACE_BITS);
         let block = u32::try_from(self.blocks.len()).ok().filter(|block| *block < NIL >> PLACE_BITS);
-        let block = block.expect("the limit on mappings is far below") << PLACE_BITS;
+        let block = block.expect("the limit on mappings needs fewer blocks") << PLACE_BITS;
         self.blocks.push(vec![N::EMPTY; size].into_boxed_slice());
         self.count += size;
         // Free the nodes in reverse order, so that the first node is used first.
-        let last = block + u32::try_from(size - 1).expect("the size has an upper limit");
+        let last = block + u32::try_from(size - 1).expect("a block has a maximum size");
         (block..=last).rev().for_each(|id| self.give_back(id));
     }
 

@@ -39,7 +39,7 @@ static STEPS: &[Step] = &[
     ("info", &["\"state\":\"Running\"", "\"size\":268435456", "\"free_page_reporting\":true"], &[("vm.info", 200)]),
     ("add-disk=disk.img", &["\"id\":\"_disk0\"", "\"bdf\":\"0000:00:"], &[("vm.add-disk", 200)]),
     ("add-device=/sys/bus/pci/devices/0000:ff:1f.7", &["BadRequest", "0000:ff:1f.7"], &[("vm.add-device", 400)]),
-    ("add-vsock=more.sock", &["BadRequest", "the VM already has one"], &[("vm.add-vsock", 400)]),
+    ("add-vsock=more.sock", &["BadRequest", "the VM already has such a device"], &[("vm.add-vsock", 400)]),
     ("resize-memory=512", &[], &[("vm.info", 200), ("vm.resize", 204)]),
     ("resize-vcpus=2", &[], &[("vm.resize", 204)]),
     ("info", &["\"boot_vcpus\":2", "\"memory_actual_size\":536870912", "\"image_type\":\"Raw\""], &[("vm.info", 200)]),

@@ -185,7 +185,10 @@ fn vsock_is_hotplugged_and_removed() {
         assert_eq!((status, answer["id"].as_str()), (200, Some("_vsock")), "{answer}");
         let other = json!({"cid": 4, "socket": vmm.dir().join("other"), "id": "other"});
         let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-vsock", Some(&other)).unwrap();
-        assert_eq!((status, &answer), (400, &json!(["vsock: the VM already has one: remove it first"])));
+        assert_eq!(
+            (status, &answer),
+            (400, &json!(["vsock: the VM already has such a device: remove the old device first"]))
+        );
         // The connection waits until the guest's driver is ready.
         echo(&vmm, 1 << 20, 3);
         take_call(&vmm, &serve(&vmm));

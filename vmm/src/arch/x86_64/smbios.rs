@@ -50,7 +50,7 @@ impl Structure {
         let number = match text {
             Some(text) if !text.is_empty() => {
                 self.strings.push(text.into());
-                u8::try_from(self.strings.len()).expect("structures with a number for each string have few strings")
+                u8::try_from(self.strings.len()).expect("a structure has few strings")
             }
             _ => 0,
         };
@@ -60,7 +60,7 @@ impl Structure {
 
     /// Appends the structure to the table (6.1.2, 6.1.3).
     fn append_to(mut self, table: &mut Vec<u8>, handle: u16) {
-        self.bytes[1] = u8::try_from(self.bytes.len()).expect("formatted parts are short");
+        self.bytes[1] = u8::try_from(self.bytes.len()).expect("the formatted part of a structure is short");
         self.bytes[2..4].copy_from_slice(&handle.to_le_bytes());
         table.append(&mut self.bytes);
         for text in &self.strings {

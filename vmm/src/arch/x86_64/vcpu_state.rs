@@ -226,7 +226,7 @@ fn leave_nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
     }
     let mut buffer = KvmNestedStateBuffer::empty();
     buffer.format = nested_of(&bytes)?.format;
-    buffer.size = u32::try_from(NESTED_HEADER).expect("it is a few bytes");
+    buffer.size = u32::try_from(NESTED_HEADER).expect("the header has a few bytes");
     if u32::from(buffer.format) == KVM_STATE_NESTED_FORMAT_VMX {
         // No VMXON region, and no VMCS.
         buffer.hdr.vmx = kvm_vmx_nested_state_hdr { vmxon_pa: u64::MAX, vmcs12_pa: u64::MAX, ..Default::default() };

@@ -29,7 +29,7 @@ use crate::arch::layout::{
 const SLEEP_TYPE_S5: u8 = devices::acpi::power::SLEEP_TYPE_S5;
 
 fn narrow<T: TryFrom<u64>>(value: u64) -> T {
-    T::try_from(value).unwrap_or_else(|_| panic!("{value:#x} of the address map does not fit its field"))
+    T::try_from(value).unwrap_or_else(|_| panic!("the value {value:#x} does not fit its field in the DSDT"))
 }
 
 /// Builds the body of the definition block.

@@ -24,7 +24,7 @@ const VIRTIO_PCI_IOMMU_LEN: u16 = 16;
 
 /// Builds the table. The virtio-iommu is its first node.
 pub(super) fn build(iommu: PciAddress, endpoints: &[RangeInclusive<PciAddress>]) -> Sdt {
-    let count = u16::try_from(endpoints.len() + 1).expect("a range for each of 16 segments");
+    let count = u16::try_from(endpoints.len() + 1).expect("at most 16 segments have a range of endpoints");
     let mut body = Vec::new();
     body.extend(count.to_le_bytes());
     body.extend(HEADER.to_le_bytes());
