@@ -100,7 +100,10 @@ impl IoMap {
         data.fill(0xff);
         match self.find(space, address, data.len()) {
             Some((offset, device)) => device.read(offset, data),
-            None => log::trace!("read of {} bytes at {space:?} {address:#x}, where no device is", data.len()),
+            None => log::trace!(
+                "the guest reads {} bytes at {space:?} {address:#x}, but no device has this address",
+                data.len()
+            ),
         }
     }
 
@@ -108,7 +111,10 @@ impl IoMap {
     pub fn write(&self, space: Space, address: u64, data: &[u8]) {
         match self.find(space, address, data.len()) {
             Some((offset, device)) => device.write(offset, data),
-            None => log::trace!("write of {} bytes at {space:?} {address:#x}, where no device is", data.len()),
+            None => log::trace!(
+                "the guest writes {} bytes at {space:?} {address:#x}, but no device has this address",
+                data.len()
+            ),
         }
     }
 
@@ -171,7 +177,7 @@ impl Drop for IoMapOwner {
 }
 
 fn refused(what: impl std::fmt::Debug) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, format!("{what:?}"))
+    io::Error::new(io::ErrorKind::InvalidInput, format!("the address range cannot be used: {what:?}"))
 }
 
 impl AddressSpace for IoMap {

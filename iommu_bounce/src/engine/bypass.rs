@@ -92,7 +92,7 @@ impl Engine {
         }
         if let Err(status) = settled {
             warn!(
-                "virtio-iommu: bypass stays {}, because the host cannot map RAM for all endpoints (status {status:?})",
+                "virtio-iommu: bypass stays {}, because RAM cannot be mapped for all endpoints (status {status:?})",
                 u8::from(before)
             );
             self.bypass = before;

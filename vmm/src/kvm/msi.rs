@@ -35,7 +35,8 @@ impl RoutingHost for KvmRouting {
     fn set_routes(&self, messages: &[(u32, MsiMessage)]) -> io::Result<()> {
         let mut entries = self.line_routes.clone();
         entries.extend(messages.iter().map(|(gsi, message)| msi_route(*gsi, *message)));
-        let table = KvmIrqRouting::from_entries(&entries).map_err(|e| io::Error::other(format!("{e:?}")))?;
+        let table = KvmIrqRouting::from_entries(&entries)
+            .map_err(|e| io::Error::other(format!("cannot build KVM's table of interrupt routes: {e:?}")))?;
         Ok(self.vm.set_gsi_routing(&table)?)
     }
     fn register(&self, event: &EventFd, gsi: u32) -> io::Result<()> {

@@ -30,7 +30,7 @@ pub(super) fn xsave_len(vm: &VmFd) -> usize {
 /// Returns a zeroed extended state area of `len` bytes.
 fn new_xsave(len: usize) -> io::Result<Xsave> {
     let more = len.saturating_sub(XSAVE_LEN).div_ceil(size_of::<<kvm_xsave2 as FamStruct>::Entry>());
-    Xsave::new(more).map_err(|error| io::Error::other(format!("{error:?}")))
+    Xsave::new(more).map_err(|error| io::Error::other(format!("cannot allocate the XSAVE area: {error:?}")))
 }
 
 /// Reads a vCPU's extended state: x87, SSE, AVX and later extensions.
