@@ -325,7 +325,7 @@ impl VmResize {
         let (has, wanted) = (config.total(), self.desired_ram.unwrap_or(config.total()));
         ensure(wanted >= has, Self::DESIRED_RAM, || {
             format!(
-                "{wanted} bytes are less than the guest's {has} bytes: a running guest cannot shrink, but a balloon can take RAM back"
+                "{wanted} bytes are less than the guest's {has} bytes: the RAM of a running guest cannot shrink, but a balloon can take RAM back"
             )
         })?;
         let (more, step) = (wanted - has, HOTPLUG_GRANULE >> 20);
@@ -444,7 +444,7 @@ mod tests {
         };
         assert_eq!([more(1 << 30, 0), more((1 << 30) + (512 << 20), 0)], [Ok(0), Ok(512 << 20)]);
         assert_eq!(VmResize::default().more_ram(&config, 0), Ok(0));
-        let shrink = "desired_ram: 536870912 bytes are less than the guest's 1073741824 bytes: a running guest cannot shrink, but a balloon can take RAM back";
+        let shrink = "desired_ram: 536870912 bytes are less than the guest's 1073741824 bytes: the RAM of a running guest cannot shrink, but a balloon can take RAM back";
         assert_eq!(more(1 << 29, 0), Err(shrink.into()));
         assert!(more((1 << 30) + (64 << 20), 0).unwrap_err().ends_with("by a multiple of 128M"));
         let full = "desired_ram: 1342177280 bytes would add 268435456 bytes to the guest's RAM, but memory.hotplug_size leaves room for only 134217728 bytes";
@@ -464,7 +464,13 @@ mod tests {
         );
         assert_eq!((to(64).apply(&mut vm), to(64).more_ram(&vm.memory, 0)), (Ok(()), Ok(0)));
         assert_eq!(vm.memory.total(), 64 << 20);
-        assert!(to(192).more_ram(&vm.memory, 0).unwrap_err().to_string().contains("memory.hotplug_size leaves only 0"));
+        assert!(
+            to(192)
+                .more_ram(&vm.memory, 0)
+                .unwrap_err()
+                .to_string()
+                .contains("memory.hotplug_size leaves room for only 0")
+        );
     }
 
     #[test]

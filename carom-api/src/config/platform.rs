@@ -129,7 +129,7 @@ impl PlatformConfig {
         let mut check_text = |field: Field, text: &str, copies: usize| {
             len += (text.len() + 1) * copies;
             let is_plain = !text.chars().any(char::is_control);
-            ensure(is_plain, field, || "has a control character: SMBIOS strings cannot have any")?;
+            ensure(is_plain, field, || "has a control character, which SMBIOS strings cannot have: remove it")?;
             let most = Self::MAX_STRINGS;
             ensure(len <= most, field, || {
                 format!("makes all SMBIOS strings together longer than {most} bytes: shorten a string")

@@ -87,7 +87,9 @@ async fn perform(
         Action::Ping => return json(&ping(shared.program)).into(),
         Action::Document => return Page::new(StatusCode::OK, JSON, document::SERVED).into(),
         Action::Read(call) => return read(shared, operation.name, *call).await,
-        Action::Plain(_) if !body.is_empty() => Err(format!("{} must have no body", operation.name).into()),
+        Action::Plain(_) if !body.is_empty() => {
+            Err(format!("a request for {} must have no body", operation.name).into())
+        }
         Action::Plain(call) => Ok(call()),
         action @ (Action::WithBody(_) | Action::AddDevice(_)) => action.read(&body),
     };

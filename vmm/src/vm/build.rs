@@ -134,7 +134,7 @@ fn warn_of_few_descriptors(config: &VmConfig) {
     let Some(Shortage { open, limit, reserved }) = descriptors::shortage(chunks) else { return };
     warn!(
         "iommu_bounce.max: windows of {} MiB take up to {chunks} descriptors, and {open} descriptors are already open, for example for interrupt vectors. \
-         This exceeds the limit of {limit}, of which {reserved} are reserved for the VMM: raise the limit to {} (LimitNOFILE=, \
+         Together they exceed the limit of {limit}, of which {reserved} are reserved for the VMM: raise the limit to {} (LimitNOFILE=, \
          ulimit -Hn), or lower iommu_bounce.max",
         bounce.max / MIB,
         enough(open + chunks),

@@ -87,9 +87,11 @@ fn boot_on(site: &Site, kernel: Kernel, iommu: bool, cmdline: &str, more: Value)
 fn grows_twice_and_keeps_it_over_a_reboot(kernel: Kernel) {
     let vmm = boot(kernel, true, "", json!({"iommu_bounce": {"size": 16 * MIB}}));
     let booted = wait_for_figure(&vmm, "CAROM-READY", 1);
-    for (mib, part) in
-        [(576, "by a multiple of 128M"), (384, "a running guest cannot shrink"), (1152, "leaves only 536870912")]
-    {
+    for (mib, part) in [
+        (576, "by a multiple of 128M"),
+        (384, "RAM of a running guest cannot shrink"),
+        (1152, "leaves room for only 536870912"),
+    ] {
         let (status, answer) = resize(&vmm, mib);
         assert!(status == 400 && answer.contains("desired_ram: ") && answer.contains(part), "{status}: {answer}");
     }
@@ -101,7 +103,7 @@ fn grows_twice_and_keeps_it_over_a_reboot(kernel: Kernel) {
         let bytes = pinned(&vmm);
         assert!(bytes <= 64 * MIB, "{bytes} bytes are pinned");
     }
-    assert!(resize(&vmm, 1152).1.contains("memory.hotplug_size leaves only 0"));
+    assert!(resize(&vmm, 1152).1.contains("memory.hotplug_size leaves room for only 0"));
     put(&vmm, "vm.reboot", &Value::Null);
     // The rebooted guest has the added memory when its job begins, or soon afterwards.
     let ready = wait_for_figure(&vmm, "CAROM-READY", 2);

@@ -52,7 +52,7 @@ fn ram_grows_within_hotplug_size_and_failed_growth_changes_none() {
     assert!(
         resize(&mut control, booted + 384)
             .unwrap_err()
-            .ends_with("memory.hotplug_size leaves only 134217728 more bytes")
+            .ends_with("memory.hotplug_size leaves room for only 134217728 bytes")
     );
     resize(&mut control, booted + 256).unwrap();
     assert_eq!(size(&mut control), booted + 256);
