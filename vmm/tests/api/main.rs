@@ -333,7 +333,7 @@ fn bounce_windows_of_a_vm_that_is_not_booted_can_be_changed() {
     assert_eq!(change(&json!({})).0, 204);
     for (body, start) in [
         (json!({"budget": 1}), "budget: 1 bytes are not a positive multiple of 2M"),
-        (json!({"budget": 2_u64 << 30}), "budget: 2147483648 bytes are more than 1073741824 bytes"),
+        (json!({"budget": 2_u64 << 30}), "budget: 2147483648 bytes exceed the 1073741824 bytes"),
         (json!({"threshold": -1}), "threshold: "),
         (json!({"max_mapped": 5000}), "max_mapped: 5000 bytes are not a positive multiple of 4096"),
     ] {
