@@ -100,7 +100,9 @@ impl ListeningSocket {
     /// The descriptor is not a listening unix socket.
     pub fn inherited(fd: OwnedFd) -> io::Result<Self> {
         if socket_domain(&fd)? != AddressFamily::UNIX || !socket_acceptconn(&fd)? {
-            return Err(io::Error::other("the descriptor is not a listening unix socket"));
+            return Err(io::Error::other(
+                "the descriptor is not a listening unix socket: pass the descriptor of a unix socket that listens",
+            ));
         }
         Ok(Self { listener: UnixListener::from(fd), file: None, _in_use: None })
     }
@@ -130,7 +132,7 @@ impl Drop for ListeningSocket {
         if identity(path).is_ok_and(|now| now == *made)
             && let Err(error) = fs::remove_file(path)
         {
-            log::warn!("cannot remove the socket {}: {error}", path.display());
+            log::warn!("cannot remove the socket {}: {error}; remove the file yourself", path.display());
         }
     }
 }

@@ -201,8 +201,8 @@ mod tests {
     }
 
     proptest! {
-        /// Checks that the bytes that pass in any period are at most the tokens that the bucket holds and regains, plus one request. Also
-        /// checks that a request passes after the reported wait.
+        /// Checks the bytes that pass in any period. They are at most the bucket's size, its burst, the tokens that it regains in the
+        /// period, and one request. Also checks that a request passes after the reported wait.
         #[test]
         fn rate_is_kept_and_reported_waits_suffice(
             size in 1u64..10_000,

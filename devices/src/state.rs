@@ -26,7 +26,9 @@ pub struct DeviceState {
 #[derive(Debug, Error)]
 pub enum StateError {
     /// The state belongs to another kind of device.
-    #[error("the saved state is of kind '{found}', but the device needs kind '{wanted}'")]
+    #[error(
+        "the saved state is of kind '{found}', but the device needs kind '{wanted}': restore with the configuration that was saved"
+    )]
     Kind {
         /// Kind of the device that should restore the state.
         wanted: &'static str,
@@ -46,7 +48,7 @@ pub enum StateError {
         found: u32,
     },
     /// The payload does not have the device's format.
-    #[error("the state of '{kind}' is invalid: {source}")]
+    #[error("the state of '{kind}' is invalid: {source}; restore from an unmodified snapshot")]
     Payload {
         /// Kind of the device.
         kind: &'static str,
@@ -141,7 +143,10 @@ mod tests {
     fn state_of_another_kind_version_or_form_is_refused() {
         let state = DeviceState::new("register", 3, &Register { value: 7 }).unwrap();
         let refused = |kind, version| state.payload::<Register>(kind, version).unwrap_err().to_string();
-        assert_eq!(refused("timer", 3), "the saved state is of kind 'register', but the device needs kind 'timer'");
+        assert_eq!(
+            refused("timer", 3),
+            "the saved state is of kind 'register', but the device needs kind 'timer': restore with the configuration that was saved"
+        );
         assert_eq!(
             refused("register", 4),
             "the state of 'register' has version 3, but this program reads only version 4: restore it with the release that saved it"

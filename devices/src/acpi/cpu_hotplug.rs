@@ -164,7 +164,10 @@ impl CpuHotplug {
         let mut inner = lock(&self.inner);
         let State { wanted, present, .. } = &inner.state;
         if (new.wanted, &new.present) != (*wanted, present) {
-            return Err(StateError::rule("present", "the saved processors differ from the processors of this VM"));
+            return Err(StateError::rule(
+                "present",
+                "the saved processors differ from the processors of this VM: restore with the configuration that was saved",
+            ));
         }
         let others: Numbers = present.range(wanted..).copied().collect();
         for (field, numbers, all) in
@@ -174,7 +177,7 @@ impl CpuHotplug {
                 return Err(StateError::rule(
                     field,
                     format!(
-                        "the saved list names processor {number}, but the other saved fields exclude this processor"
+                        "the saved list names processor {number}, but the other saved fields exclude this processor: restore from an unmodified snapshot"
                     ),
                 ));
             }
@@ -405,13 +408,16 @@ mod tests {
         assert_eq!(new.present(), [0, 1, 2]);
         let other = rig(4);
         let refused = other.registers.restore(&state).unwrap_err().to_string();
-        assert_eq!(refused, "present: the saved processors differ from the processors of this VM");
+        assert_eq!(
+            refused,
+            "present: the saved processors differ from the processors of this VM: restore with the configuration that was saved"
+        );
         let good = json!({"wanted": 4, "present": [0, 1, 2, 3], "came": [], "to_go": [], "leaving": []});
         for (field, value, wanted) in [
             (
                 "came",
                 json!([4]),
-                "came: the saved list names processor 4, but the other saved fields exclude this processor",
+                "came: the saved list names processor 4, but the other saved fields exclude this processor: restore from an unmodified snapshot",
             ),
             ("leaving", json!([3]), "leaving: the saved list has processor 3"),
             ("to_go", json!([u32::MAX]), "to_go: the saved list has processor 4294967295"),

@@ -110,12 +110,18 @@ impl MemoryDevices {
         let new: State = saved.payload(STATE.0, STATE.1)?;
         let mut state = lock(&self.state);
         if new.devices != state.devices {
-            return Err(StateError::rule("devices", "the saved memory devices differ from the RAM of this VM"));
+            return Err(StateError::rule(
+                "devices",
+                "the saved memory devices differ from the RAM of this VM: restore with the configuration that was saved",
+            ));
         }
         if u64::from(new.came) >> new.devices.len() != 0 {
             return Err(StateError::rule(
                 "came",
-                format!("the saved bits {:#x} include memory devices that do not exist", new.came),
+                format!(
+                    "the saved bits {:#x} include memory devices that do not exist: restore from an unmodified snapshot",
+                    new.came
+                ),
             ));
         }
         state.came = new.came;
@@ -238,11 +244,14 @@ mod tests {
         let (other, line) = registers(&[FIRST]);
         assert_eq!(
             other.restore(&state).unwrap_err().to_string(),
-            "devices: the saved memory devices differ from the RAM of this VM"
+            "devices: the saved memory devices differ from the RAM of this VM: restore with the configuration that was saved"
         );
         let wrong = DeviceState::new(STATE.0, STATE.1, &State { devices: vec![FIRST], came: 2 }).unwrap();
         let refused = other.restore(&wrong).unwrap_err().to_string();
-        assert_eq!(refused, "came: the saved bits 0x2 include memory devices that do not exist");
+        assert_eq!(
+            refused,
+            "came: the saved bits 0x2 include memory devices that do not exist: restore from an unmodified snapshot"
+        );
         assert!(!line.is_up());
     }
 }

@@ -192,15 +192,20 @@ impl Cmos {
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let CmosState { index, cells } = state.payload(STATE.0, STATE.1)?;
         let rule = |rule: &str| StateError::rule("cells", rule);
-        let cells: [u8; CELLS] =
-            cells.try_into().map_err(|_| rule("the saved state must have 128 cells of one byte"))?;
+        let cells: [u8; CELLS] = cells.try_into().map_err(|_| {
+            rule("the saved state must have 128 cells of one byte: restore from an unmodified snapshot")
+        })?;
         let mut registers = self.lock();
         let same = |at: &u8| cells[usize::from(*at)] == registers.cells[usize::from(*at)];
         if !(0..=INDEX_MASK).filter(|at| !is_writable(*at)).all(|at| same(&at)) {
-            return Err(rule("the saved cells differ from the cells of this VM at an index that no guest can write"));
+            return Err(rule(
+                "the saved cells differ from the cells of this VM at an index that no guest can write: restore with the configuration that was saved",
+            ));
         }
         if cells[usize::from(REGISTER_A)] & A_UPDATE_IN_PROGRESS != 0 {
-            return Err(rule("the saved register A reports an update in progress, but this clock never does"));
+            return Err(rule(
+                "the saved register A reports an update in progress, but this clock never does: restore from an unmodified snapshot",
+            ));
         }
         *registers = Registers { index, cells, held_since: None };
         Ok(())

@@ -57,7 +57,7 @@ impl ControlPort {
         if value & !(WRITABLE | REFRESH) != 0 {
             return Err(StateError::rule(
                 "value",
-                "the saved value has bits that the control port's register does not keep",
+                "the saved value has bits that the control port's register does not keep: restore from an unmodified snapshot",
             ));
         }
         self.0.store(value, Ordering::Relaxed);
@@ -124,7 +124,7 @@ mod tests {
         state.payload = serde_json::json!({ "value": 0x80 });
         assert_eq!(
             new.restore(&state).unwrap_err().to_string(),
-            "value: the saved value has bits that the control port's register does not keep"
+            "value: the saved value has bits that the control port's register does not keep: restore from an unmodified snapshot"
         );
     }
 

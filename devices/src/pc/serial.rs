@@ -100,9 +100,10 @@ impl SerialPort {
         let event = uart.interrupt_evt().clone();
         let restored: Result<Uart, _> = Serial::from_state(&state, event, NoEvents, Box::new(io::sink()));
         let restored = restored.map_err(|error| match error {
-            serial::Error::FullFifo => {
-                StateError::rule("received", "the saved input has more bytes than the port's FIFO")
-            }
+            serial::Error::FullFifo => StateError::rule(
+                "received",
+                "the saved input has more bytes than the port's FIFO: restore from an unmodified snapshot",
+            ),
             serial::Error::Trigger(source) | serial::Error::IOError(source) => host(source),
         })?;
         replace(&mut uart, restored);
@@ -231,7 +232,7 @@ mod tests {
         state.payload["received"] = vec![0; 65].into();
         assert_eq!(
             port.restore(&state).unwrap_err().to_string(),
-            "received: the saved input has more bytes than the port's FIFO"
+            "received: the saved input has more bytes than the port's FIFO: restore from an unmodified snapshot"
         );
         state.payload["received"] = vec![300].into();
         assert!(port.restore(&state).is_err());

@@ -224,14 +224,14 @@ impl ConfigSpace {
         if shape(state) != shape(&self.state()) {
             return Err(StateError::rule(
                 "registers",
-                "the saved registers differ from the registers that a guest may write in this function",
+                "the saved registers differ from the registers that a guest may write in this function: restore with the configuration that was saved",
             ));
         }
         let bytes = state.registers.iter().flat_map(|run| (run.offset..).zip(&run.bytes));
         if let Some((offset, _)) =
             bytes.clone().find(|(offset, byte)| **byte & !self.writable[usize::from(*offset)] != 0)
         {
-            let rule = "the saved byte has bits that the guest may not write";
+            let rule = "the saved byte has bits that the guest may not write: restore from an unmodified snapshot";
             return Err(StateError::rule(format!("registers: byte at {offset:#x}"), rule));
         }
         bytes.for_each(|(offset, byte)| self.write(offset, &[*byte]));

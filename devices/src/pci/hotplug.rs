@@ -154,7 +154,11 @@ impl HotplugRegisters {
         let came: Vec<u32> = [came].into_iter().chain(came_on_others).collect();
         let mut states = lock(&self.states);
         if came.len() != states.len() {
-            let rule = format!("the saved state has {} PCI segments, but this VM has {}", came.len(), states.len());
+            let rule = format!(
+                "the saved state has {} PCI segments, but this VM has {}: restore with the configuration that was saved",
+                came.len(),
+                states.len()
+            );
             return Err(StateError::rule("came", rule));
         }
         let there = self.root.devices();
@@ -162,7 +166,10 @@ impl HotplugRegisters {
             let here = there.iter().filter(|(address, _)| address.segment == segment);
             let on_bus = here.fold(0, |mask, (address, _)| mask | bit(address.device));
             if came & !on_bus != 0 {
-                let rule = format!("the saved bits {:#x} belong to devices that are not on the bus", came & !on_bus);
+                let rule = format!(
+                    "the saved bits {:#x} belong to devices that are not on the bus: restore from an unmodified snapshot",
+                    came & !on_bus
+                );
                 return Err(StateError::rule("came", rule));
             }
         }
@@ -393,7 +400,10 @@ mod tests {
         let state = old.registers.save().unwrap();
         let new = rig();
         let refused = new.registers.restore(&state).unwrap_err().to_string();
-        assert_eq!(refused, "came: the saved bits 0x4 belong to devices that are not on the bus");
+        assert_eq!(
+            refused,
+            "came: the saved bits 0x4 belong to devices that are not on the bus: restore from an unmodified snapshot"
+        );
         assert!(!new.is_up());
         new.root.add(PciAddress::on_root_bus(2), Function::new(2, &[])).unwrap();
         new.registers.restore(&state).unwrap();

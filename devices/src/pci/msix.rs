@@ -217,13 +217,16 @@ impl MsixTable {
             return Err(StateError::rule(
                 "vectors",
                 format!(
-                    "the saved state must have {} entries, one for each vector of this function",
+                    "the saved state must have {} entries, one for each vector of this function: restore with the configuration that was saved",
                     self.entries.len()
                 ),
             ));
         }
         if state.control & !(CONTROL_ENABLE | CONTROL_FUNCTION_MASK) != 0 {
-            return Err(StateError::rule("control", "the saved value has bits that the guest cannot set"));
+            return Err(StateError::rule(
+                "control",
+                "the saved value has bits that the guest cannot set: restore from an unmodified snapshot",
+            ));
         }
         for (index, vector) in state.vectors.iter().enumerate() {
             let MsixVectorState { address, data, control, pending } = *vector;

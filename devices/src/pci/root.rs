@@ -204,7 +204,11 @@ impl PciRoot {
             devices.iter().map(|(address, function)| (*address, function.id())).collect();
         let saved: Vec<(PciAddress, &str)> = states.iter().map(|state| (state.address(), state.id.as_str())).collect();
         if here != saved {
-            let rule = format!("this VM has {}, but the saved state has {}", list(&here), list(&saved));
+            let rule = format!(
+                "this VM has {}, but the saved state has {}: restore with the configuration that was saved",
+                list(&here),
+                list(&saved)
+            );
             return Err(StateError::rule("functions", rule));
         }
         for ((address, function), state) in devices.iter().zip(states) {

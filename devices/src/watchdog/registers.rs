@@ -221,7 +221,10 @@ impl Registers {
             && preload.iter().all(|value| *value <= MAX_PRELOAD)
             && usize::from(*keys) <= KEYS.len();
         if !sound {
-            return Err(StateError::rule("registers", "the saved registers have values that no guest can cause"));
+            return Err(StateError::rule(
+                "registers",
+                "the saved registers have values that no guest can cause: restore from an unmodified snapshot",
+            ));
         }
         self.0 = state.clone();
         Ok(())

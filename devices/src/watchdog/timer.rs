@@ -106,7 +106,10 @@ impl Timer {
         restored.restore(registers)?;
         let left = left_ns.map(Duration::from_nanos);
         if left > restored.stage() || left.is_some() != restored.stage().is_some() {
-            return Err(StateError::rule("left_ns", "the saved time does not fit the watchdog's stage"));
+            return Err(StateError::rule(
+                "left_ns",
+                "the saved time does not fit the watchdog's stage: restore from an unmodified snapshot",
+            ));
         }
         state.registers = restored;
         state.paused = true;

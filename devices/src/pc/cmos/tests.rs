@@ -124,15 +124,18 @@ fn restored_memory_is_unchanged_and_bad_states_are_refused() {
     };
     assert_eq!(
         with(0x5b, 9),
-        "cells: the saved cells differ from the cells of this VM at an index that no guest can write"
+        "cells: the saved cells differ from the cells of this VM at an index that no guest can write: restore with the configuration that was saved"
     );
     assert_eq!(
         with(0x0a, 0xa6),
-        "cells: the saved register A reports an update in progress, but this clock never does"
+        "cells: the saved register A reports an update in progress, but this clock never does: restore from an unmodified snapshot"
     );
     let mut short = state.clone();
     short.payload = serde_json::json!({ "index": 0, "cells": [1, 2] });
-    assert_eq!(new.restore(&short).unwrap_err().to_string(), "cells: the saved state must have 128 cells of one byte");
+    assert_eq!(
+        new.restore(&short).unwrap_err().to_string(),
+        "cells: the saved state must have 128 cells of one byte: restore from an unmodified snapshot"
+    );
 }
 
 #[test]

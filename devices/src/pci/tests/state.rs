@@ -57,7 +57,7 @@ fn state_of_another_bus_is_refused_and_names_what_differs() {
         refusal(&fewer),
         "functions: this VM has _host_bridge at 0000:00:00.0, function at 0000:00:02.0, function at 0000:00:05.0, \
          _host_bridge1 at 0001:00:00.0, but the saved state has _host_bridge at 0000:00:00.0, function at 0000:00:02.0, function at \
-         0000:00:05.0"
+         0000:00:05.0: restore with the configuration that was saved"
     );
     let mut twice = good.clone();
     twice.push(good[1].clone());
@@ -70,7 +70,10 @@ fn state_of_another_bus_is_refused_and_names_what_differs() {
     assert!(refusal(&elsewhere).contains("function at 0001:00:05.0"));
     let mut other = good;
     other[2].state.kind = "serial".into();
-    assert_eq!(refusal(&other), "function: the saved state is of kind 'serial', but the device needs kind 'function'");
+    assert_eq!(
+        refusal(&other),
+        "function: the saved state is of kind 'serial', but the device needs kind 'function': restore with the configuration that was saved"
+    );
 }
 
 #[test]

@@ -98,11 +98,16 @@ impl Client {
             let answer = self.connection.call(command, request, &[], SHORT);
             answer.map_err(|error| failure(&self.name, &self.connection, command, error))
         };
-        let broken = |command: Command| nonsense(&self.name, &format!("sent an invalid answer to {}", command.name()));
+        let broken = |command: Command| {
+            nonsense(&self.name, &format!("sent an invalid answer to {}: update the server", command.name()))
+        };
         let answer = ask(Command::DeviceInfo, &wire::device_info())?;
         let info = wire::parse_device_info(&answer).ok_or_else(|| broken(Command::DeviceInfo))?;
         if !info.pci || info.regions < wire::PCI_REGIONS {
-            return Err(nonsense(&self.name, "has a device that is not a PCI function"));
+            return Err(nonsense(
+                &self.name,
+                "has a device that is not a PCI function: give the socket of a server of a PCI function",
+            ));
         }
         let region = |index: u32| -> Result<RegionInfo, VfioPciError> {
             let answer = ask(Command::RegionInfo, &wire::region_info(index))?;
@@ -203,9 +208,12 @@ fn nonsense(name: &str, what: &str) -> VfioPciError {
 /// Returns the error for a device whose server did not answer `command`, or rejected it.
 fn failure(name: &str, connection: &Connection, command: Command, error: CallError) -> VfioPciError {
     match (error, connection.gone()) {
-        (CallError::Gone, Some(reason)) => nonsense(name, &reason),
+        (CallError::Gone, Some(reason)) => nonsense(name, &format!("{reason}; restart the server")),
         (error, _) => VfioPciError::Host {
-            what: format!("{name}: the request {} to the vfio-user server failed", command.name()),
+            what: format!(
+                "{name}: the request {} to the vfio-user server failed (see the server's log)",
+                command.name()
+            ),
             source: error.into(),
         },
     }

@@ -132,7 +132,7 @@ impl Calls {
         Ok(free)
     }
 
-    /// Waits until `deadline` for the answer to request `id`. Returns `None` if no answer arrives.
+    /// Waits until `deadline` for the answer to request `id`. Returns `None` if no answer arrives in time.
     pub(super) fn wait(&self, id: u16, deadline: Instant) -> Option<Result<Vec<u8>, CallError>> {
         let mut requests = lock(&self.requests);
         loop {

@@ -97,7 +97,7 @@ impl UserServer {
     pub fn share(&self, region: &RamRegion) -> Result<(), VfioPciError> {
         let fail = |source| VfioPciError::Host {
             what: format!(
-                "cannot give guest RAM to the vfio-user server {} (needed without iommu=on)",
+                "cannot give guest RAM to the vfio-user server {} (set iommu=on for the device, so that it needs no access to all RAM)",
                 self.client.name()
             ),
             source,
@@ -154,7 +154,7 @@ impl UserServer {
             None => Ok(function),
             Some(reason) => Err(VfioPciError::Nonsense {
                 name: self.client.name().to_string(),
-                what: format!("the vfio-user server {reason}"),
+                what: format!("the vfio-user server {reason}; restart the server"),
             }),
         }
     }

@@ -58,27 +58,31 @@ pub(super) fn proposal() -> Vec<u8> {
 pub(super) fn parse(answer: &[u8]) -> Result<Abilities, String> {
     let (major, minor, text) = wire::parse_version(answer).ok_or("sent an invalid answer to VERSION")?;
     if major != MAJOR || minor > MINOR {
-        return Err(format!("speaks version {major}.{minor} of the protocol instead of {MAJOR}.{MINOR}"));
+        return Err(format!(
+            "speaks version {major}.{minor} of the protocol instead of {MAJOR}.{MINOR}: use another version of the server"
+        ));
     }
     let data: Data = match text.trim() {
         "" => Data::default(),
-        text => {
-            serde_json::from_str(text).map_err(|error| format!("sent capabilities that are not valid JSON: {error}"))?
-        }
+        text => serde_json::from_str(text)
+            .map_err(|error| format!("sent capabilities that are not valid JSON: {error}; update the server"))?,
     };
     let Capabilities { max_msg_fds, max_data_xfer_size, max_dma_maps, pgsizes } = data.capabilities;
     if max_msg_fds == 0 {
-        return Err("accepts no file descriptors (max_msg_fds is 0), but interrupts need them".into());
+        return Err(
+            "accepts no file descriptors (max_msg_fds is 0), but interrupts need them: use a server that accepts them"
+                .into(),
+        );
     }
     if max_data_xfer_size < WIDEST_ACCESS {
         return Err(format!(
-            "accepts no accesses of {WIDEST_ACCESS} bytes (max_data_xfer_size is {max_data_xfer_size})"
+            "accepts accesses of at most {max_data_xfer_size} bytes (max_data_xfer_size), but Carom needs accesses of {WIDEST_ACCESS} bytes: use a server that accepts them"
         ));
     }
     // Any multiple of the smallest page can be mapped. The server uses larger pages where it can.
     let smallest = pgsizes & pgsizes.wrapping_neg();
     if smallest == 0 {
-        return Err("supports no page size (pgsizes is 0)".into());
+        return Err("supports no page size (pgsizes is 0): update the server".into());
     }
     Ok(Abilities {
         descriptors: u32::try_from(max_msg_fds).unwrap_or(u32::MAX),

@@ -126,14 +126,17 @@ impl VirtioDevice for VirtioConsole {
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let ConsoleState { input, announced, printed } = state.payload(STATE.0, STATE.1)?;
         if input.len() > MOST_INPUT {
-            let rule = format!("the saved input has {} bytes, but the maximum is {MOST_INPUT}", input.len());
+            let rule = format!(
+                "the saved input has {} bytes, but the maximum is {MOST_INPUT}: restore from an unmodified snapshot",
+                input.len()
+            );
             return Err(StateError::rule("input", rule));
         }
         if printed > MOST_PRINTED {
             return Err(StateError::rule(
                 "printed",
                 format!(
-                    "{printed} bytes of a print request were printed before the save, but a request has at most {MOST_PRINTED}"
+                    "{printed} bytes of a print request were printed before the save, but a request has at most {MOST_PRINTED}: restore from an unmodified snapshot"
                 ),
             ));
         }

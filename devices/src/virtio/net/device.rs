@@ -162,7 +162,8 @@ impl VirtioDevice for VirtioNet {
         let NetState { mac, mtu, pairs } = state.payload(STATE.0, STATE.1)?;
         let rule = |field, rule| Err(StateError::rule(field, rule));
         if mac != self.traits.mac {
-            return rule("mac", "the saved MAC address differs from the configured MAC address".to_string());
+            let differs = "the saved MAC address differs from the configured MAC address: restore with the configuration that was saved";
+            return rule("mac", differs.to_string());
         }
         if mtu != self.traits.mtu {
             return rule(
@@ -177,7 +178,7 @@ impl VirtioDevice for VirtioNet {
             return rule(
                 "pairs",
                 format!(
-                    "the saved number of queue pairs is {pairs}, but it must be between 1 and {}",
+                    "the saved number of queue pairs is {pairs}, but it must be between 1 and {}: restore with the configuration that was saved",
                     self.traits.pairs
                 ),
             );

@@ -110,7 +110,10 @@ impl VirtioDevice for VirtioPmem {
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let PmemState { size } = state.payload(STATE.0, STATE.1)?;
         if size != self.size {
-            let rule = format!("the saved device has {size} bytes of memory, but this device has {}", self.size);
+            let rule = format!(
+                "the saved device has {size} bytes of memory, but this device has {}: restore with the file and the size that were saved",
+                self.size
+            );
             return Err(StateError::rule("size", rule));
         }
         self.queues.restore_paused();

@@ -169,15 +169,24 @@ impl CommonConfig {
     /// Restores `state` in registers that are new or were just reset. Rejects a state that no driver can reach.
     pub(super) fn restore(&mut self, state: &CommonState) -> Result<(), StateError> {
         if state.queues.len() != self.queues.len() {
-            return Err(StateError::rule("queues", format!("the saved state must have {} queues", self.queues.len())));
+            return Err(StateError::rule(
+                "queues",
+                format!(
+                    "the saved state must have {} queues: restore with the configuration that was saved",
+                    self.queues.len()
+                ),
+            ));
         }
         let (accepted, running) = (state.status & status::FEATURES_OK != 0, state.status & status::DRIVER_OK != 0);
         if state.status & !status::ALL != 0 || running && !accepted {
-            return Err(StateError::rule("status", format!("no driver can set the saved status {:#x}", state.status)));
+            return Err(StateError::rule(
+                "status",
+                format!("no driver can set the saved status {:#x}: restore from an unmodified snapshot", state.status),
+            ));
         }
         if accepted && !self.features_fit(state.driver_features) {
             let rule = format!(
-                "the saved features {:#x} lack a required feature, or contain a feature that the device does not offer (offered: {:#x})",
+                "the saved features {:#x} lack a required feature, or contain a feature that the device does not offer (offered: {:#x}): restore with the configuration that was saved, on a host that supports the features",
                 state.driver_features, self.offered
             );
             return Err(StateError::rule("driver_features", rule));
@@ -185,10 +194,14 @@ impl CommonConfig {
         for (index, (queue, setup)) in state.queues.iter().zip(&self.queues).enumerate() {
             let rule = |rule: &str| Err(StateError::rule(format!("queues[{index}]"), rule));
             if !queue.size.is_power_of_two() || queue.size > setup.max_size {
-                return rule("the saved queue size must be a power of two, and at most the maximum size of the queue");
+                return rule(
+                    "the saved queue size must be a power of two, and at most the maximum size of the queue: restore with the configuration that was saved",
+                );
             }
             if queue.enabled && !accepted || queue.served.is_some() && !(queue.enabled && running) {
-                return rule("a saved queue cannot be enabled before FEATURES_OK, or served before DRIVER_OK");
+                return rule(
+                    "a saved queue cannot be enabled before FEATURES_OK, or served before DRIVER_OK: restore from an unmodified snapshot",
+                );
             }
         }
         (self.device_select, self.driver_select) = (state.device_select, state.driver_select);

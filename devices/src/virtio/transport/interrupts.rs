@@ -132,18 +132,29 @@ impl Interrupts {
         if state.queue_vectors.len() != self.queue_vectors.len() {
             return Err(StateError::rule(
                 "queue_vectors",
-                format!("the saved state must have {} queue vectors", self.queue_vectors.len()),
+                format!(
+                    "the saved state must have {} queue vectors: restore with the configuration that was saved",
+                    self.queue_vectors.len()
+                ),
             ));
         }
         let mut vectors = state.queue_vectors.iter().chain([&state.config_vector]);
         if let Some(vector) = vectors.find(|vector| self.existing(**vector) != **vector) {
             return Err(StateError::rule(
                 "queue_vectors, config_vector",
-                format!("the saved vector {vector} does not exist in this device"),
+                format!(
+                    "the saved vector {vector} does not exist in this device: restore with the configuration that was saved"
+                ),
             ));
         }
         if state.isr & !(ISR_QUEUE | ISR_CONFIG) != 0 {
-            return Err(StateError::rule("isr", format!("the saved ISR status {:#x} has undefined bits", state.isr)));
+            return Err(StateError::rule(
+                "isr",
+                format!(
+                    "the saved ISR status {:#x} has undefined bits: restore from an unmodified snapshot",
+                    state.isr
+                ),
+            ));
         }
         lock(&self.msix).restore(&state.msix)?;
         self.config_vector.store(state.config_vector, Ordering::Relaxed);

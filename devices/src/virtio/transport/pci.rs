@@ -40,7 +40,7 @@ pub enum TransportError {
     #[error("the device configuration has {0} bytes, but the virtio PCI transport supports at most {PAGE} bytes")]
     Config(usize),
     /// The process has no free file descriptor.
-    #[error("cannot create the device's eventfds: {0}")]
+    #[error("cannot create the device's eventfds: {0}; if too many files are open, raise the limit (ulimit -n)")]
     Descriptors(#[source] io::Error),
     /// The platform cannot allocate the interrupt vectors.
     #[error("cannot allocate {count} interrupt vectors: {source}")]
@@ -295,7 +295,7 @@ impl VirtioPciDevice {
         u16::try_from(self.device.queue_sizes().len()).expect("checked when the device was created")
     }
 
-    /// Pauses or resumes the device according to the registers.
+    /// Pauses or resumes the device according to its bus-master bit and power state.
     fn follow_bus(&self) {
         let power_control = self.power_capability + PM_CONTROL;
         self.gate.follow(&*self.device, &self.state.interrupts, || {
@@ -521,7 +521,7 @@ impl PciDevice for VirtioPciDevice {
                 _ => {
                     return Err(StateError::rule(
                         "common.queues",
-                        "if the driver is ready, `served` must contain a position for each enabled queue, and must be null for all other queues",
+                        "if the driver is ready, `served` must contain a position for each enabled queue, and must be null for all other queues: restore from an unmodified snapshot",
                     ));
                 }
             }

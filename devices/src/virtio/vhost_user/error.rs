@@ -21,7 +21,7 @@ pub enum ServerError {
         source: io::Error,
     },
     /// The connection has ended: the server closed it, took too long to answer, or broke the protocol.
-    #[error("the vhost-user server {0}")]
+    #[error("the vhost-user server {0}; see the server's log")]
     Gone(String),
     /// The server refused a request.
     #[error("the vhost-user server refused the request {0}; see the server's log")]

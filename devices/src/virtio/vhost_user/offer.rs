@@ -42,10 +42,13 @@ impl Offer {
         let unfit = |text: String| Err(ServerError::Unfit(text));
         let features = connection.take()?;
         if features & VERSION_1 == 0 {
-            return unfit("supports only legacy drivers (it lacks VIRTIO_F_VERSION_1)".into());
+            return unfit("supports only legacy drivers (it lacks VIRTIO_F_VERSION_1): use another server".into());
         }
         if translated && features & ACCESS_PLATFORM == 0 {
-            return unfit("does not support iommu=on (it lacks VIRTIO_F_ACCESS_PLATFORM)".into());
+            return unfit(
+                "does not support iommu=on (it lacks VIRTIO_F_ACCESS_PLATFORM): set iommu=off, or use another server"
+                    .into(),
+            );
         }
         let mut protocol = Protocol::empty();
         if features & PROTOCOL_FEATURES != 0 {
@@ -64,7 +67,9 @@ impl Offer {
         }
         for (needed, name) in TRANSLATIONS {
             if translated && !protocol.contains(needed) {
-                return unfit(format!("does not support iommu=on (it lacks {name})"));
+                return unfit(format!(
+                    "does not support iommu=on (it lacks {name}): set iommu=off, or use another server"
+                ));
             }
         }
         if protocol.contains(Protocol::MQ) {
@@ -85,7 +90,10 @@ impl Offer {
         let config = match &model.config {
             ConfigSource::Own(bytes) => bytes.clone(),
             ConfigSource::Server { .. } if !protocol.contains(Protocol::CONFIG) => {
-                return unfit("cannot send the device configuration (it lacks VHOST_USER_PROTOCOL_F_CONFIG)".into());
+                return unfit(
+                    "cannot send the device configuration (it lacks VHOST_USER_PROTOCOL_F_CONFIG): use another server"
+                        .into(),
+                );
             }
             ConfigSource::Server { .. } => read_config(connection, model)?,
         };

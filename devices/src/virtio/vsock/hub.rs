@@ -184,7 +184,9 @@ impl Hub {
                 // `accepts` stays true, so the next call of this function tries again.
                 Err(error) => {
                     if self.throttle.pass() {
-                        warn!("virtio-vsock: cannot accept a client: {error}");
+                        warn!(
+                            "virtio-vsock: cannot accept a client: {error}; if too many files are open, raise the limit (ulimit -n)"
+                        );
                     }
                     break;
                 }

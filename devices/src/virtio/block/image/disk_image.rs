@@ -125,7 +125,8 @@ impl Image {
             ImageFormat::Raw => {}
             ImageFormat::FixedVhd => {
                 bytes = vhd::size(&file, bytes)?;
-                kept = Some("a fixed VHD image cannot be resized");
+                kept =
+                    Some("a fixed VHD image cannot be resized; convert the image to raw or qcow2 while the VM is off");
             }
             ImageFormat::Qcow2 => {
                 let ImageOptions { read_only, backing_files, direct, .. } = options;

@@ -57,11 +57,13 @@ pub(super) fn check(file: &File, writable: bool) -> Result<Header, ImageError> {
     }
     if !CLUSTER_BITS.contains(&cluster_bits) {
         return malformed(format!(
-            "the image's clusters have 2^{cluster_bits} bytes, but must have 512 bytes to 2 MiB"
+            "the image's clusters have 2^{cluster_bits} bytes, but must have 512 bytes to 2 MiB; check the image with qemu-img check"
         ));
     }
     if size > MOST_BYTES {
-        return malformed(format!("the image's disk has {size} bytes, more than the host's maximum file size"));
+        return malformed(format!(
+            "the image's disk has {size} bytes, more than the host's maximum file size; check the image with qemu-img check"
+        ));
     }
     if encryption != 0 {
         return malformed("the image is encrypted, which is not supported; convert it to an unencrypted image".into());
@@ -76,7 +78,9 @@ pub(super) fn check(file: &File, writable: bool) -> Result<Header, ImageError> {
     let (start, entries) = (long(40), u64::from(word(36)));
     let end = start.saturating_add((entries * 8).next_multiple_of(cluster.into()));
     if entries * 8 > MOST_L1_BYTES {
-        return malformed(format!("the image's L1 table of {entries} entries has more than {MOST_L1_BYTES} bytes"));
+        return malformed(format!(
+            "the image's L1 table of {entries} entries has more than {MOST_L1_BYTES} bytes; check the image with qemu-img check"
+        ));
     }
     let (counts, clusters) = (long(48), word(56));
     if writable && (clusters == 0 || !counts_header(file, counts, cluster.into())?) {

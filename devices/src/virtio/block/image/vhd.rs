@@ -41,7 +41,9 @@ pub(super) fn size(file: &File, len: u64) -> Result<u64, ImageError> {
     }
     let word = |at: usize| u32::from_be_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]]);
     if word(CHECKSUM.start) != checksum(&footer) {
-        return malformed("the checksum of the VHD footer is wrong".into());
+        return malformed(
+            "the checksum of the VHD footer is wrong; if the file is no VHD image, set image_type to the format of the file".into(),
+        );
     }
     if word(60) != FIXED {
         return malformed(format!(
@@ -52,7 +54,7 @@ pub(super) fn size(file: &File, len: u64) -> Result<u64, ImageError> {
     let size = u64::from(word(48)) << 32 | u64::from(word(52));
     if size > end {
         return malformed(format!(
-            "the VHD footer gives a disk size of {size} bytes, but the file has only {end} bytes before the footer"
+            "the VHD footer gives a disk size of {size} bytes, but the file has only {end} bytes before the footer; copy the complete image again"
         ));
     }
     Ok(size)

@@ -28,7 +28,10 @@ fn refused(manner: Manner) -> String {
 #[test]
 fn server_that_lacks_what_the_device_needs_is_refused() {
     let legacy = Manner { features: 1 << 30, ..Manner::default() };
-    assert_eq!(refused(legacy), "the vhost-user server supports only legacy drivers (it lacks VIRTIO_F_VERSION_1)");
+    assert_eq!(
+        refused(legacy),
+        "the vhost-user server supports only legacy drivers (it lacks VIRTIO_F_VERSION_1): use another server"
+    );
     let few = Manner { queues: 1, ..Manner::default() };
     assert_eq!(
         refused(few),
@@ -112,7 +115,10 @@ fn server_dribbling_bytes_is_dropped_within_the_time_limit() {
     let slow = Vice::Dribble(TIMES.other * 3 / 20);
     let begin = Instant::now();
     let error = refused(with(GET_FEATURES, slow.clone()));
-    assert_eq!(error, "the vhost-user server did not complete GET_FEATURES in time (limit: 200 ms)");
+    assert_eq!(
+        error,
+        "the vhost-user server did not complete GET_FEATURES in time (limit: 200 ms); see the server's log"
+    );
     let Running { server: _server, device, interrupts, .. } = Running::briefly(with(SET_VRING_KICK, slow), fs(), 2);
     wait(|| !interrupts.failures().is_empty());
     assert_eq!(

@@ -144,7 +144,7 @@ fn configuration_follows_the_server() {
 fn server_without_the_config_feature_serves_no_disk() {
     let manner = Manner { protocol: MQ | REPLY_ACK, ..Manner::default() };
     let error = connect(&Server::start(manner), disk()).err().unwrap().to_string();
-    assert!(error.ends_with("(it lacks VHOST_USER_PROTOCOL_F_CONFIG)"), "{error}");
+    assert!(error.ends_with("(it lacks VHOST_USER_PROTOCOL_F_CONFIG): use another server"), "{error}");
 }
 
 /// Returns the behaviour of a server that responds to each request in `requests` with the misbehaviour `vice`.
