@@ -419,8 +419,8 @@ mod tests {
                 json!([4]),
                 "came: the saved list names processor 4, but the other saved fields exclude this processor: restore from an unmodified snapshot",
             ),
-            ("leaving", json!([3]), "leaving: the saved list has processor 3"),
-            ("to_go", json!([u32::MAX]), "to_go: the saved list has processor 4294967295"),
+            ("leaving", json!([3]), "leaving: the saved list names processor 3"),
+            ("to_go", json!([u32::MAX]), "to_go: the saved list names processor 4294967295"),
         ] {
             let mut state = good.clone();
             state[field] = value;

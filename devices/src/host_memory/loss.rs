@@ -54,7 +54,7 @@ impl Loss {
         match (self.cause, origin.supply) {
             (Cause::Poisoned, _) => "; replace the memory module that the host's log names",
             (_, Supply::File) => "; the file was truncated, its file system is full, or the file cannot be read",
-            (_, Supply::HugePages) => "; no huge page is free, see /sys/kernel/mm/hugepages",
+            (_, Supply::HugePages) => "; no huge page is free: reserve more, see /sys/kernel/mm/hugepages",
             (_, Supply::Memory) => "; the host is out of memory, or cannot read its swap space",
         }
     }

@@ -31,7 +31,7 @@ pub enum PciError {
         by: String,
     },
     /// No window for BARs has room for a BAR.
-    #[error("the address windows for PCI BARs have no room for BAR {} ({:#x} bytes) of {device}: use fewer devices, or another PCI segment for this device", bar.index, bar.size)]
+    #[error("the address windows for PCI BARs have no room for BAR {} ({:#x} bytes) of {device}: use fewer devices on this PCI segment", bar.index, bar.size)]
     NoSpace {
         /// Name of the function.
         device: String,

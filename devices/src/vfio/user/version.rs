@@ -56,7 +56,8 @@ pub(super) fn proposal() -> Vec<u8> {
 
 /// Parses the answer to VERSION, with the server's version and limits. The error describes the fault.
 pub(super) fn parse(answer: &[u8]) -> Result<Abilities, String> {
-    let (major, minor, text) = wire::parse_version(answer).ok_or("sent an invalid answer to VERSION")?;
+    let (major, minor, text) =
+        wire::parse_version(answer).ok_or("sent an invalid answer to VERSION: update the server")?;
     if major != MAJOR || minor > MINOR {
         return Err(format!(
             "speaks version {major}.{minor} of the protocol instead of {MAJOR}.{MINOR}: use another version of the server"

@@ -149,7 +149,7 @@ impl Image {
         }
         if whole != bytes {
             warn!(
-                "{}: the guest does not see the last {} bytes, because they do not fill a block of {block} bytes",
+                "{}: the guest does not see the last {} bytes, because they do not fill a block of {block} bytes: enlarge the image to a multiple of the block size",
                 path.display(),
                 bytes - whole
             );

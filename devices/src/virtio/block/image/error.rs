@@ -14,7 +14,7 @@ pub enum ImageError {
     #[error("{0}")]
     Host(#[from] io::Error),
     /// The path names neither a file nor a block device.
-    #[error("is neither a file nor a block device")]
+    #[error("is neither a file nor a block device: name a file or block device with a disk image")]
     Kind,
     /// This process has already locked the image, for another disk or as a backing file.
     #[error("is already used by this VM, by another disk or as a backing file; {}", if *.read_only { "to share it, open it read-only everywhere" } else { "a writable image can have only one user" })]

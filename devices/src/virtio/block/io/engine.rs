@@ -41,7 +41,7 @@ impl Engine {
                 Ok(made) => ring = Some(Box::new(made)),
                 Err(error) => {
                     warn!(
-                        "io_uring is unavailable for a disk queue, so its requests are served one after the other: {error}"
+                        "io_uring is unavailable for a disk queue, so its requests are served one after the other: {error}; if the host disables io_uring, see kernel.io_uring_disabled"
                     );
                 }
             }

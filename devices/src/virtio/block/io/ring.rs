@@ -54,7 +54,7 @@ impl Ring {
         ring.submitter().register_probe(&mut probe)?;
         if !NEEDED.into_iter().all(|code| probe.is_supported(code)) {
             return Err(io::Error::other(
-                "the host kernel is too old: its io_uring lacks an operation that Carom needs",
+                "the host kernel is too old: its io_uring lacks an operation that Carom needs (update the kernel)",
             ));
         }
         ring.submitter().register_restrictions(&mut NEEDED.map(Restriction::sqe_op))?;
