@@ -157,7 +157,8 @@ fn parse_max_mapped(text: &str) -> Result<u64, String> {
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("'{text}' is not a number of seconds"))?;
+    let seconds: f64 =
+        text.parse().map_err(|_| format!("'{text}' is not a number of seconds: write a number such as 0.5"))?;
     if (0.1..=3600.0).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))
     } else {

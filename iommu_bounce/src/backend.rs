@@ -176,7 +176,7 @@ pub enum ChunkError {
     #[error("no window chunk is free, or the host is out of memory")]
     NoResources,
     /// The host rejected the operation for another reason. The guest sees `DEVERR`.
-    #[error("the host's call failed: {0}")]
+    #[error("the host rejected the operation: {0}")]
     Host(#[from] io::Error),
 }
 

@@ -127,7 +127,9 @@ pub enum ConfigError {
     #[error("limits.max_step is {0:#x}: it must be a power of two and at least the granule, the smallest page size")]
     Step(u64),
     /// The window configuration is given without a chunk store, or a chunk store without a window configuration.
-    #[error("bounce windows need a window configuration and a chunk store, but only one of the two is given")]
+    #[error(
+        "bounce windows need a window configuration and a chunk store, but only one of the two is given: give both or neither"
+    )]
     WindowAndStore,
     /// The chunk size is not a power of two, or is smaller than the granule.
     #[error("the chunk size is {chunk:#x}: it must be a power of two and at least the granule of {granule:#x} bytes")]
@@ -164,7 +166,7 @@ pub enum ConfigError {
         rule: &'static str,
     },
     /// The engine has no bounce windows whose configuration could change.
-    #[error("the engine has no bounce windows: it was created without a window configuration")]
+    #[error("the engine has no bounce windows: create it with a window configuration")]
     NoWindows,
     /// An endpoint with this ID already exists.
     #[error("endpoint {0:#x} already exists: every endpoint needs its own ID")]

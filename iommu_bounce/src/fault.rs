@@ -79,7 +79,7 @@ mod access {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Permissions, D::Error> {
         let bits = u32::deserialize(deserializer)?;
         Permissions::from_bits(bits)
-            .ok_or_else(|| D::Error::custom(format!("the access of a saved fault, {bits:#x}, has unknown bits")))
+            .ok_or_else(|| D::Error::custom(format!("a saved fault has unknown permission bits: {bits:#x}")))
     }
 }
 

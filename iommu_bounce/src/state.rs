@@ -116,7 +116,9 @@ pub enum RestoreError {
     #[error("the engine already has domains: restore a state only to an engine that was just created or reset")]
     NotFresh,
     /// The driver had accepted features that this engine does not offer.
-    #[error("the driver accepted the features {0:#x}, but this engine offers only the features {1:#x}")]
+    #[error(
+        "the driver accepted the features {0:#x}, but this engine offers only the features {1:#x}: restore with the configuration that was saved"
+    )]
     Features(u64, u64),
     /// The window configuration does not match this engine.
     #[error("window: {0}")]
@@ -125,16 +127,22 @@ pub enum RestoreError {
     #[error("max_mapped_bytes is 0: it must be at least 1")]
     MappedBytes,
     /// The host cannot map RAM for endpoints in bypass mode.
-    #[error("bypass is on, but the host cannot map RAM for all endpoints (status {0:?})")]
+    #[error(
+        "bypass is on, but the host cannot map RAM for all endpoints (status {0:?}): check the limit on locked memory (ulimit -l)"
+    )]
     Bypass(Status),
     /// A fault belongs to an endpoint that does not exist.
-    #[error("faults: a pending fault names endpoint {0:#x}, which does not exist")]
+    #[error(
+        "faults: a pending fault names endpoint {0:#x}, which does not exist: restore with the configuration that was saved"
+    )]
     Fault(EndpointId),
     /// More faults are pending than the engine accepts.
-    #[error("faults: {0} faults are pending, more than this engine accepts")]
+    #[error("faults: {0} faults are pending, more than this engine accepts: restore from an unmodified snapshot")]
     TooManyFaults(usize),
     /// A part of a domain is rejected.
-    #[error("domain {domain}: cannot restore {what} (status {status:?})")]
+    #[error(
+        "domain {domain}: cannot restore {what} (status {status:?}): restore an unmodified snapshot with the configuration that was saved; for NoMem, check the limit on locked memory (ulimit -l)"
+    )]
     Domain {
         /// Number of the domain.
         domain: DomainId,

@@ -176,8 +176,8 @@ impl Drop for IoMapOwner {
     }
 }
 
-fn refused(what: impl std::fmt::Debug) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, format!("the address range cannot be used: {what:?}"))
+fn refused(what: impl std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("the address range cannot be used: {what}"))
 }
 
 impl AddressSpace for IoMap {

@@ -45,8 +45,8 @@ pub trait Machine: Sized + Send + 'static {
     fn save(&mut self, config: &VmConfig, sink: &mut dyn StateSink) -> Result<(), VmError>;
     /// Loads the guest's kernel or firmware, sets the boot processor to the image's entry point, and runs the vCPUs if `run` is set.
     fn start(&mut self, run: bool) -> Result<(), VmError>;
-    /// Gives up the VM without waiting. Called if a thread of the machine holds locks for ever. After the call, the program ends. The real
-    /// VM orders its vCPUs to stop.
+    /// Leaks the VM instead of dropping it, because dropping the VM could wait for ever. Called if a thread of the machine holds locks for
+    /// ever. After the call, the program ends. The real VM also orders its vCPUs to stop, and restores the terminal.
     fn abandon(self)
     where
         Self: Sized,

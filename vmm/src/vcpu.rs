@@ -220,7 +220,7 @@ impl Runner {
     fn wait_for_memory(&self) -> bool {
         let shortages = self.shortages.get();
         if shortages == 0 {
-            log::warn!("vCPU {}: the host has no memory to run this vCPU; trying again", self.id);
+            log::warn!("vCPU {}: the host has no memory to run this vCPU: free host memory; trying again", self.id);
         }
         if shortages == MEMORY_TIMES {
             return false;

@@ -86,7 +86,7 @@ fn snapshot_with_impossible_address_width_is_refused() {
     let (status, answer) = call(dir, "PUT", "vm.restore", Some(&json!({"source_url": url(dir, "saved")})));
 
     let text = answer[0].as_str().unwrap_or_default();
-    let rule = "cpuid: the guest's CPU has physical addresses of 8 bits, but the minimum is 36";
+    let rule = "cpuid: the guest's CPU has physical addresses of 8 bits, but the minimum is 36: restore from an unmodified snapshot";
     assert!(status == 400 && text.contains("vCPU 0") && text.ends_with(rule), "{status} {answer}");
     assert_eq!(call(dir, "GET", "vm.info", None).0, 404, "no VM is left");
 }

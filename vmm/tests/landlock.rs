@@ -409,7 +409,7 @@ fn restored_vm_of_the_command_line_names_no_file_beyond_it() {
     assert_eq!((output.status.code(), text), (Some(2), expected));
 }
 
-/// A later VM may name the files of the command line's VM and of the command line's rules.
+/// A VM that is restored later may use the files of the command line's VM and the paths of `--landlock-rules`, but no other files.
 #[test]
 fn snapshot_may_name_files_of_the_command_lines_vm() {
     let Some(files) = files() else { return };

@@ -289,7 +289,7 @@ pub trait KindConfig {
     /// Fills in missing values that the VMM derives or generates.
     fn complete(&mut self) {}
 
-    /// Checks the configuration against the VM's RAM, without accessing the host.
+    /// Checks the rules for the configuration's fields. Some rules depend on `memory`, the VM's RAM. Does not access the host.
     ///
     /// # Errors
     /// A rule does not hold.

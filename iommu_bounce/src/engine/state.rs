@@ -91,7 +91,7 @@ impl Engine {
         self.accept_features(state.accepted);
         if state.window.is_some() != self.windows.is_some() {
             return Err(RestoreError::Window(
-                "the state and the engine must both have bounce windows, or neither".into(),
+                "the state and the engine must both have bounce windows, or neither: restore with the configuration that was saved".into(),
             ));
         }
         let own = self.windows.as_ref().map(|windows| windows.config.aperture.clone().into_inner());
@@ -99,7 +99,7 @@ impl Engine {
             && (start, end) != own
         {
             let rule = format!(
-                "the saved aperture is {start:#x} to {end:#x}, but this engine has the aperture {:#x} to {:#x}",
+                "the saved aperture is {start:#x} to {end:#x}, but this engine has the aperture {:#x} to {:#x}: restore with the configuration that was saved, on a host that can translate the saved aperture",
                 own.0, own.1
             );
             return Err(RestoreError::Window(rule));

@@ -79,7 +79,7 @@ async fn perform(
     // The descriptors are taken only now, because the client may send descriptors with any part of the request.
     let Some(descriptors) = requests.take_descriptors() else {
         let message = format!(
-            "some descriptors of the request were lost: send at most {MAX_DESCRIPTORS} descriptors with a request"
+            "some descriptors of the request were lost: send at most {MAX_DESCRIPTORS} descriptors with a request, or raise the limit of open files of carom (ulimit -n)"
         );
         return refusal(StatusCode::BAD_REQUEST, &message).into();
     };
@@ -135,7 +135,10 @@ async fn read(shared: &SharedApi, name: &'static str, call: fn() -> Call) -> Res
 async fn read_body(body: Incoming) -> Result<Bytes, Page> {
     match timeout(BODY_TIME, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) => Err(refusal(StatusCode::BAD_REQUEST, &format!("cannot read the request's body: {error}"))),
+        Ok(Err(error)) => Err(refusal(
+            StatusCode::BAD_REQUEST,
+            &format!("cannot read the request's body: {error}; send a body of at most {MAX_BODY} bytes"),
+        )),
         Err(_) => Err(refusal(StatusCode::BAD_REQUEST, "the body of the request did not arrive in time")),
     }
 }

@@ -261,7 +261,7 @@ impl Shared {
         }
         if lost > 0 {
             log::warn!(
-                "{}: {lost} bytes of the guest's output are lost, because the process at the other end did not read them in time",
+                "{}: {lost} bytes of the guest's output are lost, because the process at the other end did not read them in time; read the output continuously",
                 self.name
             );
         }

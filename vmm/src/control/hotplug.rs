@@ -43,7 +43,8 @@ impl<M: Machine> Control<M> {
     /// was already asked is asked again.
     pub(super) fn remove_device(&mut self, id: &str) -> Result<(), ControlError> {
         let Created { config, booted, state, .. } = self.created.as_mut().ok_or(ControlError::NotCreated)?;
-        let unknown = || ControlError::NoSuchPart(one_line(&format!("there is no device '{id}'")));
+        let unknown =
+            || ControlError::NoSuchPart(one_line(&format!("there is no device '{id}': vm.info lists the devices")));
         let is_it = |part: &dyn carom_api::kinds::KindConfig| part.id() == Some(id);
         let Some(Booted { vm, leaving, .. }) = booted else {
             return config.remove(id).map(drop).ok_or_else(unknown);

@@ -29,7 +29,9 @@ impl<M: Machine> Control<M> {
             self.monitor.event_with("vm", "device-requested", Some(properties(id, &bdf, host)));
         }
         if let Err(error) = self.remove_device(id) {
-            log::error!("cannot remove device '{id}', which the host wants back: {error}");
+            log::error!(
+                "cannot remove device '{id}', which the host wants back: {error}; shut the VM down to release the device"
+            );
         }
     }
 

@@ -54,7 +54,8 @@ impl<M: Machine> Control<M> {
     pub(super) fn resize_disk(&mut self, wanted: &VmResizeDisk) -> Result<(), ControlError> {
         let VmResizeDisk { id, desired_size } = wanted;
         self.booted("vm.resize-disk")?;
-        let unknown = || ControlError::NoSuchPart(one_line(&format!("there is no disk '{id}'")));
+        let unknown =
+            || ControlError::NoSuchPart(one_line(&format!("there is no disk '{id}': vm.info lists the disks")));
         let Some(Created { config, booted: Some(booted), .. }) = &self.created else { return Err(unknown()) };
         // A disk that the guest was asked to release is no longer in the configuration.
         if !config.disks.iter().any(|disk| disk.id.as_ref() == Some(id)) {

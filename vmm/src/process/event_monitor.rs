@@ -99,7 +99,7 @@ impl EventMonitor {
     /// The file is not open for writing, or the process cannot start more threads.
     pub fn new(file: File) -> io::Result<Self> {
         if fcntl_getfl(&file)?.intersection(OFlags::RWMODE) == OFlags::RDONLY {
-            return Err(io::Error::other("the file is not open for writing"));
+            return Err(io::Error::other("the file is not open for writing: open it for writing"));
         }
         let monitor = Self::none();
         let start = monitor.start;
@@ -126,7 +126,7 @@ impl EventMonitor {
         };
         if lost && !self.losing.load(Ordering::Relaxed) {
             log::warn!(
-                "event {source}:{event} is lost: the event stream was not read in time, or could not be written; further events may be lost too"
+                "event {source}:{event} is lost, and later events may be lost: the event stream was not read in time, or could not be written; check its reader, or the free space of its disk"
             );
         }
         self.losing.store(lost, Ordering::Relaxed);

@@ -34,7 +34,7 @@ static UNSTARTED: Mutex<Vec<WriterThread>> = Mutex::new(Vec::new());
 /// Returns the line that reports dropped lines.
 fn dropped(count: u64) -> Vec<u8> {
     let now = Timestamp::now();
-    format!("[{now:.0} WARN ] {count} lines dropped: the log was not read in time, or could not be written\n")
+    format!("[{now:.0} WARN ] {count} lines dropped: the log was not read in time, or could not be written; check its reader, or the free space of its disk\n")
         .into_bytes()
 }
 

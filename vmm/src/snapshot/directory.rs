@@ -242,7 +242,10 @@ impl StateSource for Snapshot {
 fn open(path: &Path) -> Result<File, VmStateError> {
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(file_error(path))?;
     if !file.metadata().map_err(file_error(path))?.is_file() {
-        return Err(VmStateError::Form { path: path.display().to_string(), rule: "is not a regular file".into() });
+        return Err(VmStateError::Form {
+            path: path.display().to_string(),
+            rule: "is not a regular file: restore from an unmodified snapshot".into(),
+        });
     }
     Ok(file)
 }
@@ -253,7 +256,7 @@ fn read<T>(path: &Path, most: u64, parse: fn(&[u8]) -> Result<T, String>) -> Res
     let mut text = Vec::new();
     open(path)?.take(most + 1).read_to_end(&mut text).map_err(file_error(path))?;
     if text.len() as u64 > most {
-        return Err(form(format!("has more than the maximum of {most} bytes")));
+        return Err(form(format!("has more than the maximum of {most} bytes: restore from an unmodified snapshot")));
     }
     parse(&text).map_err(form)
 }
@@ -264,7 +267,11 @@ pub(crate) fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let place = error.path().to_string();
         let inner = error.into_inner();
-        carom_api::error::one_line(&if place == "." { inner.to_string() } else { format!("{place}: {inner}") })
+        carom_api::error::one_line(&if place == "." {
+            inner.to_string()
+        } else {
+            format!("{place}: {inner}; restore an unmodified snapshot with the release that saved it")
+        })
     })?;
     reader.end().map_err(|error| error.to_string())?;
     Ok(value)

@@ -255,9 +255,9 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
         ("/windows/0/offset", 0.into(), "memory-ranges: the saved range at offset 0x0 overlaps"),
         ("/windows/0/offset", (u64::MAX - 4095).into(), "ends beyond the file's 0x4200000 bytes"),
         ("/windows/0/len", (CHUNK + 4096).into(), "ends beyond the file"),
-        ("/windows/0/len", 0.into(), "does not consist of whole pages"),
+        ("/windows/0/len", 0.into(), "is empty or does not consist of whole pages"),
         ("/windows/0/offset", (RAM + 1).into(), "does not consist of whole pages"),
-        ("/processors/vcpus", json!([]), "vcpus: the saved VM has 0 vCPUs, but the configuration boots with 1"),
+        ("/processors/vcpus", json!([]), "vcpus: the saved VM has 0 vCPUs, but the configuration boots 1 vCPUs"),
         ("/platform", json!([{"kind": "serial", "version": 1, "payload": {}, "more": 1}]), "platform[0]"),
     ];
     for (place, value, wanted) in cases {
@@ -316,10 +316,14 @@ fn ram_added_since_boot_is_checked_against_the_configuration() {
     state.added_ram[1].gpa = 4 << 30;
     assert_eq!(
         check(&state),
-        Err("added_ram: the saved range of added RAM at 0x100000000 overlaps earlier RAM".into())
+        Err("added_ram: the saved range of added RAM at 0x100000000 overlaps earlier RAM: restore from an unmodified snapshot".into())
     );
     state.added_ram = vec![piece(0, 1 << 32), piece(4 << 30, 1 << 33)];
-    assert_eq!(check(&state), Err("added_ram: the saved range of added RAM at 0x0 overlaps earlier RAM".into()));
+    assert_eq!(
+        check(&state),
+        Err("added_ram: the saved range of added RAM at 0x0 overlaps earlier RAM: restore from an unmodified snapshot"
+            .into())
+    );
     state.added_ram = vec![piece(4 << 30, 0), piece((4 << 30) + STEP, 1 << 33)];
     assert!(check(&state).unwrap_err().contains("overlaps"));
 }
@@ -337,7 +341,7 @@ fn truncated_missing_or_special_files_are_refused_by_name() {
         assert!(refusal(&directory).contains(&format!("{name}: No such file")));
         // An ordinary open of a FIFO would wait for a writer.
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, 0o600.into()).unwrap();
-        assert!(refusal(&directory).ends_with("is not a regular file"));
+        assert!(refusal(&directory).ends_with("is not a regular file: restore from an unmodified snapshot"));
     }
 }
 

@@ -34,7 +34,7 @@ const MAX_MTU: u16 = u16::MAX - 14;
 
 /// Returns an error that names the property of an interface that could not be set.
 fn not_set(what: &str, error: io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("cannot set {what}: {error}"))
+    io::Error::new(error.kind(), format!("cannot set {what}: {error}; without CAP_NET_ADMIN, leave this setting out"))
 }
 
 /// Options for opening an interface.
@@ -195,7 +195,7 @@ impl Tap {
         if let Some(mac) = options.guest_mac.filter(|mac| !macvtap.has_address(*mac)) {
             ioctl::set_mac(socket, name, mac).map_err(|error| {
                 let rule = "a macvtap interface needs the Ethernet address of the guest's device (mac)";
-                io::Error::new(error.kind(), format!("{rule}, which cannot be set: {error}"))
+                io::Error::new(error.kind(), format!("{rule}, which cannot be set: {error}; without CAP_NET_ADMIN, set mac to the interface's address"))
             })?;
         }
         let limit = "the maximum of a macvtap interface is the MTU of its lower interface";

@@ -99,7 +99,7 @@ impl Vm {
         };
         if address != generation_id::ADDRESS {
             let rule = format!(
-                "the saved address is {address:#x}, but this version supports only {:#x}",
+                "the saved address is {address:#x}, but this version supports only {:#x}: restore the VM with the release that saved it",
                 generation_id::ADDRESS
             );
             return Err(StateError::rule("generation_id", rule).into());
@@ -117,7 +117,7 @@ impl Vm {
         if indices != iommu.map_or_else(Vec::new, |iommu| iommu.window_chunks()) {
             return Err(StateError::rule(
                 "windows",
-                "the saved window chunks do not match the saved state of the virtio-iommu",
+                "the saved window chunks do not match the saved state of the virtio-iommu: restore from an unmodified snapshot",
             )
             .into());
         }
@@ -130,7 +130,7 @@ impl Vm {
                 None => {
                     return Err(StateError::rule(
                         "windows",
-                        format!("window chunk {index} is saved with another length than a chunk of this VM"),
+                        format!("window chunk {index} is saved with another length than a chunk of this VM: restore from an unmodified snapshot"),
                     )
                     .into());
                 }

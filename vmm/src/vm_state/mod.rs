@@ -94,7 +94,10 @@ impl VmState {
         let booted_with = self.check_added_ram(wanted)?;
         let ram: Vec<(u64, u64)> = self.ram.iter().map(|range| (range.gpa, range.len)).collect();
         if ram != boot_ram(&wanted.booted_with(booted_with)) {
-            let rule = format!("the saved RAM ranges differ from the configuration's {} bytes of RAM", wanted.total());
+            let rule = format!(
+                "the saved RAM ranges differ from the configuration's {} bytes of RAM: restore with the configuration that was saved",
+                wanted.total()
+            );
             return Err(StateError::rule("ram", rule));
         }
         let all_ram = self.ram.iter().chain(&self.added_ram);
@@ -104,24 +107,30 @@ impl VmState {
         let mut free = 0;
         for (offset, len) in places {
             if !offset.is_multiple_of(PAGE_SIZE) || !len.is_multiple_of(PAGE_SIZE) || len == 0 {
-                let rule =
-                    format!("the saved range of {len:#x} bytes at offset {offset:#x} does not consist of whole pages");
+                let rule = format!(
+                    "the saved range of {len:#x} bytes at offset {offset:#x} is empty or does not consist of whole pages: restore from an unmodified snapshot"
+                );
                 return Err(StateError::rule("memory-ranges", rule));
             }
             if offset < free {
-                let rule = format!("the saved range at offset {offset:#x} overlaps the range before it");
+                let rule = format!(
+                    "the saved range at offset {offset:#x} overlaps the range before it: restore from an unmodified snapshot"
+                );
                 return Err(StateError::rule("memory-ranges", rule));
             }
             free = offset.checked_add(len).filter(|end| *end <= memory_len).ok_or_else(|| {
                 let rule =
-                    format!("the saved range of {len:#x} bytes at offset {offset:#x} ends beyond the file's {memory_len:#x} bytes");
+                    format!("the saved range of {len:#x} bytes at offset {offset:#x} ends beyond the file's {memory_len:#x} bytes: restore from a complete, unmodified snapshot");
                 StateError::rule("memory-ranges", rule)
             })?;
         }
         let mut chunks: Vec<u32> = self.windows.iter().map(|range| range.index).collect();
         chunks.sort_unstable();
         if let Some(twice) = chunks.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(StateError::rule("windows", format!("window chunk {} is saved twice", twice[0])));
+            return Err(StateError::rule(
+                "windows",
+                format!("window chunk {} is saved twice: restore from an unmodified snapshot", twice[0]),
+            ));
         }
         Ok(())
     }
@@ -131,7 +140,7 @@ impl VmState {
         let refuse = |rule: String| Err(StateError::rule("added_ram", rule));
         let ram_size = wanted.total();
         if !wanted.zones.is_empty() && !self.added_ram.is_empty() {
-            return refuse("is not allowed: RAM cannot be added to a VM with memory zones".into());
+            return refuse("is not allowed: RAM cannot be added to a VM with memory zones; restore with the configuration that was saved".into());
         }
         let mut booted_with = ram_size;
         for range in &self.added_ram {
@@ -140,7 +149,7 @@ impl VmState {
                 || !range.len.is_multiple_of(MEMORY_DEVICE_GRANULE)
             {
                 return refuse(format!(
-                    "the saved range of {:#x} bytes at {:#x} does not start and end at multiples of {MEMORY_DEVICE_GRANULE:#x}",
+                    "the saved range of {:#x} bytes at {:#x} does not start and end at multiples of {MEMORY_DEVICE_GRANULE:#x}: restore from an unmodified snapshot",
                     range.len, range.gpa
                 ));
             }
@@ -148,21 +157,24 @@ impl VmState {
                 Some(left) if left > 0 => booted_with = left,
                 _ => {
                     return refuse(format!(
-                        "the saved ranges of added RAM together must have fewer bytes than the configuration's RAM of {ram_size} bytes"
+                        "the saved ranges of added RAM together must have fewer bytes than the configuration's RAM of {ram_size} bytes: restore with the configuration that was saved"
                     ));
                 }
             }
         }
         if self.added_ram.len() > MAX_MEMORY_DEVICES {
             return refuse(format!(
-                "the saved state has {} ranges of added RAM, more than the maximum of {MAX_MEMORY_DEVICES}",
+                "the saved state has {} ranges of added RAM, more than the maximum of {MAX_MEMORY_DEVICES}: restore from an unmodified snapshot",
                 self.added_ram.len()
             ));
         }
         let mut free = ram_end(booted_with);
         for range in &self.added_ram {
             if range.gpa < free {
-                return refuse(format!("the saved range of added RAM at {:#x} overlaps earlier RAM", range.gpa));
+                return refuse(format!(
+                    "the saved range of added RAM at {:#x} overlaps earlier RAM: restore from an unmodified snapshot",
+                    range.gpa
+                ));
             }
             free = range.gpa.saturating_add(range.len);
         }

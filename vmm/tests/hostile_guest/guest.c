@@ -51,7 +51,7 @@ struct device {
 };
 
 static struct device devices[MAX_DEVICES];
-/* Slots of host devices, which are not virtio devices. */
+/* Slots of passed-through devices: all devices whose vendor is not virtio's (0x1af4). */
 static uint32_t passed[MAX_DEVICES];
 static volatile uint32_t device_count, passed_count, go;
 static uint32_t state[MAX_CPUS];

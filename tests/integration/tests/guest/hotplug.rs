@@ -291,7 +291,7 @@ fn edu_comes_and_goes(vmm: &ApiVmm, rounds: usize) {
         edu_comes_and_goes_once(vmm, round, "add-device", &format!("path={}", path.display()));
     }
     let again = vmm.remote(&SITE, &["remove-device", "edu"]).unwrap_err().to_string();
-    assert!(again.contains("there is no device 'edu' (status 404)"), "{again}");
+    assert!(again.contains("there is no device 'edu': vm.info lists the devices (status 404)"), "{again}");
     check_edu(&vmm.console(), rounds);
 }
 

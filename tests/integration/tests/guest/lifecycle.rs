@@ -260,7 +260,7 @@ fn refused_domain_leaves_the_old_domain_on_the_newer_kernel() {
 
 /// Checks that two devices work in their previous domains after the VMM has rejected other domains. The guest has no windows.
 ///
-/// The drive bounces through guest pages. The drive's pool unmaps them before the VMM receives the request for the other
+/// The drive bounces through guest pages. The drive's pool unmaps these pages before the VMM receives the ATTACH request for the identity
 /// domain. For the edu device, the test driver leaves a page mapped. The device reads and writes this page each time the driver
 /// is bound.
 fn refused_domain_leaves_what_is_mapped(name: &str, kernel: Kernel) {

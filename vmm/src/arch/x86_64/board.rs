@@ -316,7 +316,11 @@ impl Board {
     pub fn restore(&self, states: &[DeviceState]) -> Result<(), StateError> {
         let all = self.all();
         if all.len() != states.len() {
-            let rule = format!("the saved VM has {} platform devices, but this VM has {}", states.len(), all.len());
+            let rule = format!(
+                "the saved VM has {} platform devices, but this VM has {}: restore with the configuration that was saved",
+                states.len(),
+                all.len()
+            );
             return Err(StateError::rule("platform", rule));
         }
         let restore =

@@ -55,7 +55,7 @@ pub(super) fn set_xsave(vm: &VmFd, vcpu: &VcpuFd, bytes: &[u8]) -> io::Result<()
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     if bytes.len() < XSAVE_LEN || bytes.len() > len || !bytes.len().is_multiple_of(4) {
         return Err(invalid(format!(
-            "the saved XSAVE area has {} bytes, but this host needs a multiple of 4 from {XSAVE_LEN} to {len} bytes",
+            "the saved XSAVE area has {} bytes, but this host needs a multiple of 4 from {XSAVE_LEN} to {len} bytes: restore an unmodified snapshot, on a host with all CPU features of the host that saved it",
             bytes.len()
         )));
     }

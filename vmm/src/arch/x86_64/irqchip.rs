@@ -71,7 +71,7 @@ impl IrqchipState {
         if self.0.each_ref().map(|chip| chip.0.chip_id) != CHIPS {
             return Err(StateError::rule(
                 "irqchip",
-                "the saved interrupt controllers must be the two 8259s and the I/O APIC, in this order",
+                "the saved interrupt controllers must be the two 8259s and the I/O APIC, in this order: restore from an unmodified snapshot",
             )
             .into());
         }

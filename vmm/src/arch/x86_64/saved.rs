@@ -95,13 +95,17 @@ impl ProcessorsState {
         if count < least {
             return Err(StateError::rule(
                 "vcpus",
-                format!("the saved VM has {count} vCPUs, but the configuration boots with {least}"),
+                format!(
+                    "the saved VM has {count} vCPUs, but the configuration boots {least} vCPUs: restore with the configuration that was saved"
+                ),
             ));
         }
         if count > most {
             return Err(StateError::rule(
                 "vcpus",
-                format!("the saved VM has {count} vCPUs, but the configuration allows at most {most}"),
+                format!(
+                    "the saved VM has {count} vCPUs, but the configuration allows at most {most}: restore with the configuration that was saved"
+                ),
             ));
         }
         if self.numbers.is_empty() {
@@ -109,20 +113,27 @@ impl ProcessorsState {
         }
         let refuse = |rule: String| Err(StateError::rule("numbers", rule));
         if self.numbers.len() != self.vcpus.len() {
-            return refuse(format!("the saved VM has {count} vCPUs, but {} vCPU numbers", self.numbers.len()));
+            return refuse(format!(
+                "the saved VM has {count} vCPUs, but {} vCPU numbers: restore from an unmodified snapshot",
+                self.numbers.len()
+            ));
         }
         if self.numbers.iter().zip(self.numbers.iter().skip(1)).any(|(one, next)| one >= next) {
-            return refuse("the saved vCPU numbers are not in ascending order".into());
+            return refuse(
+                "the saved vCPU numbers are not in ascending order: restore from an unmodified snapshot".into(),
+            );
         }
         if let Some(number) = self.numbers.last().filter(|number| **number >= most) {
             return refuse(format!(
-                "the saved VM has vCPU {number}, but the configuration allows only vCPU numbers below {most}"
+                "the saved VM has vCPU {number}, but the configuration allows only vCPU numbers below {most}: restore with the configuration that was saved"
             ));
         }
         if let Some(missing) =
             (0..least).zip(&self.numbers).find_map(|(wanted, has)| (wanted != *has).then_some(wanted))
         {
-            return refuse(format!("the saved VM lacks vCPU {missing}, which the configuration boots with"));
+            return refuse(format!(
+                "the saved VM has no vCPU {missing}, but the configuration boots {least} vCPUs: restore with the configuration that was saved"
+            ));
         }
         Ok(())
     }
@@ -335,12 +346,20 @@ mod tests {
         assert_eq!((check(2, &[]), check(4, &[])), (Ok(vec![0, 1]), Ok(vec![0, 1, 2, 3])));
         assert_eq!((check(3, &[0, 1, 3]), check(2, &[0, 1])), (Ok(vec![0, 1, 3]), Ok(vec![0, 1])));
         for (vcpus, numbers, wanted) in [
-            (1, &[][..], "vcpus: the saved VM has 1 vCPUs, but the configuration boots with 2"),
+            (
+                1,
+                &[][..],
+                "vcpus: the saved VM has 1 vCPUs, but the configuration boots 2 vCPUs: restore with the configuration that was saved",
+            ),
             (5, &[], "vcpus: the saved VM has 5 vCPUs, but the configuration allows at most 4"),
             (3, &[0, 1], "numbers: the saved VM has 3 vCPUs, but 2 vCPU numbers"),
             (3, &[0, 1, 1], "numbers: the saved vCPU numbers are not in ascending order"),
             (3, &[0, 1, 4], "numbers: the saved VM has vCPU 4, but the configuration allows only vCPU numbers below 4"),
-            (3, &[0, 2, 3], "numbers: the saved VM lacks vCPU 1, which the configuration boots with"),
+            (
+                3,
+                &[0, 2, 3],
+                "numbers: the saved VM has no vCPU 1, but the configuration boots 2 vCPUs: restore with the configuration that was saved",
+            ),
             (2, &[u32::MAX - 1, u32::MAX], "numbers: the saved VM has vCPU 4294967295"),
         ] {
             assert!(check(vcpus, numbers).unwrap_err().starts_with(wanted), "{wanted}");
@@ -366,7 +385,7 @@ mod tests {
         };
         let cases: [(&str, serde_json::Value, &str); 8] = [
             ("/version", 2.into(), "version 2"),
-            ("/vcpus", serde_json::json!([]), "has 0 vCPUs, but the configuration boots with 2"),
+            ("/vcpus", serde_json::json!([]), "has 0 vCPUs, but the configuration boots 2 vCPUs"),
             ("/vcpus/0/registers/regs", "00".into(), "has 1 bytes instead of 144"),
             ("/vcpus/1/registers/xsave", "00".repeat(1 << 16).into(), "set a vCPU's extended state"),
             ("/vcpus/0/registers/xsave", "ff".repeat(4096).into(), "set a vCPU's extended state"),

@@ -137,12 +137,18 @@ impl SavedCpuid {
         // A width below the minimum is rejected, because the VMM computes the guest-physical address map from the saved width.
         let least = host.physical_bits().map_or(*PHYS_BITS.start(), |bits| bits.min(*PHYS_BITS.start()));
         if let Some(bits) = self.physical_bits().filter(|bits| *bits < least) {
-            let rule = format!("the guest's CPU has physical addresses of {bits} bits, but the minimum is {least}");
+            let rule = format!(
+                "the guest's CPU has physical addresses of {bits} bits, but the minimum is {least}: restore from an unmodified snapshot"
+            );
             return Err(StateError::rule("cpuid", rule));
         }
         let entries: Vec<kvm_cpuid_entry2> = self.0.iter().map(|entry| (*entry).into()).collect();
-        CpuId::from_entries(&entries)
-            .map_err(|_| StateError::rule("cpuid", "the saved CPUID has more entries than KVM allows"))
+        CpuId::from_entries(&entries).map_err(|_| {
+            StateError::rule(
+                "cpuid",
+                "the saved CPUID has more entries than KVM allows: restore from an unmodified snapshot",
+            )
+        })
     }
 }
 
@@ -191,8 +197,11 @@ mod tests {
 
     #[test]
     fn saved_width_below_36_bits_is_refused_unless_the_hosts() {
-        let rule =
-            |bits: u8| format!("cpuid: the guest's CPU has physical addresses of {bits} bits, but the minimum is 36");
+        let rule = |bits: u8| {
+            format!(
+                "cpuid: the guest's CPU has physical addresses of {bits} bits, but the minimum is 36: restore from an unmodified snapshot"
+            )
+        };
         for bits in [0, 8, 29, 35] {
             assert_eq!(refusal(|entries| entries[3].eax = 0x3000 | u32::from(bits)), rule(bits));
         }
@@ -201,6 +210,6 @@ mod tests {
             saved.for_host(&cpuid(|entries| entries[3].eax = host)).map(drop).map_err(|error| error.to_string())
         };
         assert_eq!((on_host(36, 40), on_host(32, 32), on_host(33, 32).is_err()), (Ok(()), Ok(()), true));
-        assert!(on_host(31, 32).unwrap_err().ends_with("the minimum is 32"));
+        assert!(on_host(31, 32).unwrap_err().ends_with("the minimum is 32: restore from an unmodified snapshot"));
     }
 }

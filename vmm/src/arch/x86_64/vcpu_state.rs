@@ -155,7 +155,9 @@ impl VcpuState {
         for MsrState { index, value } in self.msrs.iter().copied().filter(|msr| which(msr.index)) {
             let written = msr::write(vcpu, kvm_msr_entry { index, data: value, ..Default::default() })?;
             if !written && unwritable == UnwritableMsr::Refuse && msr::read(vcpu, index)? != Some(value) {
-                let rule = format!("this host rejects {value:#x}, the value from the snapshot");
+                let rule = format!(
+                    "this host rejects {value:#x}, the value from the snapshot: restore the VM on a host that supports this value"
+                );
                 return Err(StateError::rule(format!("model-specific register {index:#x}"), rule).into());
             }
         }
@@ -201,7 +203,7 @@ fn nested_of(bytes: &[u8]) -> Result<KvmNestedStateBuffer, KvmError> {
     if bytes.len() < NESTED_HEADER || bytes.len() > size_of::<KvmNestedStateBuffer>() {
         let (len, most) = (bytes.len(), size_of::<KvmNestedStateBuffer>());
         return Err(rule(&format!(
-            "the saved nested state has {len} bytes, but KVM needs {NESTED_HEADER} to {most} bytes"
+            "the saved nested state has {len} bytes, but KVM needs {NESTED_HEADER} to {most} bytes: restore from an unmodified snapshot"
         )));
     }
     let mut padded = bytes.to_vec();
@@ -210,7 +212,7 @@ fn nested_of(bytes: &[u8]) -> Result<KvmNestedStateBuffer, KvmError> {
         .map_err(|_| rule("the saved nested state is not KVM's structure"))?;
     if usize::try_from(buffer.size).ok() != Some(bytes.len()) {
         return Err(rule(&format!(
-            "the saved nested state has {} bytes, but its header says {}",
+            "the saved nested state has {} bytes, but its header says {}: restore from an unmodified snapshot",
             bytes.len(),
             buffer.size
         )));

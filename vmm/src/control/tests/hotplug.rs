@@ -68,7 +68,7 @@ fn refused_device_changes_nothing() {
         assert_eq!(names(&mut control), before);
     }
     let unknown = control.serve_call(Call::RemoveDevice("_iommu".into())).unwrap_err();
-    assert_eq!(unknown.to_string(), "there is no device '_iommu'");
+    assert_eq!(unknown.to_string(), "there is no device '_iommu': vm.info lists the devices");
     control.delete();
 }
 

@@ -190,6 +190,6 @@ fn disk_is_resized_if_the_vm_is_booted_and_has_it() {
     }
     // A disk that the guest was asked to release counts as removed.
     control.remove_device("disk").unwrap();
-    assert_eq!(resize(&mut control, "disk", 512), Err("there is no disk 'disk'".into()));
+    assert_eq!(resize(&mut control, "disk", 512), Err("there is no disk 'disk': vm.info lists the disks".into()));
     control.delete();
 }

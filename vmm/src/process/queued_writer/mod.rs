@@ -318,7 +318,7 @@ impl Shared {
         self.emptied.notify_all();
         if unreported > 0 {
             log::warn!(
-                "{}: {unreported} bytes of output are lost, because they could not be written in time",
+                "{}: {unreported} bytes of output are lost, because they could not be written in time; use a faster disk or reader",
                 self.name
             );
         }

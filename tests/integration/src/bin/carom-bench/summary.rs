@@ -103,8 +103,8 @@ impl Figures {
     }
 }
 
-/// Comparison of rows for which `own` is true with rows for which `base` is true. Two rows are compared if they are of the same
-/// table and round, have equal values for all keys in `same`, and both have the figure.
+/// Comparison of two kinds of rows of `table`: rows for which `own` is true, and rows for which `base` is true. Two rows are compared if
+/// they are of the same round, have equal values for all keys in `same`, and both have the figure.
 struct Against<'a> {
     table: &'a str,
     own: &'a dyn Fn(&Row) -> bool,
