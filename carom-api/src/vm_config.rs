@@ -179,7 +179,7 @@ impl VmConfig {
         })?;
         self.check_parts()?;
         ensure_in_terms(self.landlock_rules.is_empty() || self.landlock_enable, LandlockConfig::OPTION, |terms| {
-            format!("has no effect without {}", LandlockConfig::ENABLE.name(terms))
+            format!("has no effect without {}: add both, or leave both out", LandlockConfig::ENABLE.name(terms))
         })?;
         Ok(CheckedConfig(self))
     }

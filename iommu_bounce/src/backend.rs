@@ -25,7 +25,9 @@ bitflags::bitflags! {
 #[derive(Debug, Error)]
 pub enum MapError {
     /// The host reached a limit on mappings or pinned memory. The guest sees `NOMEM`.
-    #[error("the number of mappings or the pinned memory (ulimit -l) has reached a limit of the host")]
+    #[error(
+        "the number of mappings or the pinned memory has reached a limit of the host: raise the limit (dma_entry_limit of vfio_iommu_type1, or ulimit -l)"
+    )]
     NoResources,
     /// The range overlaps an existing mapping. The engine checks for overlaps before it calls the mapper, so this is a failure of the host.
     /// The guest sees `DEVERR`.
@@ -173,7 +175,7 @@ pub trait GuestRam: Send + Sync {
 #[derive(Debug, Error)]
 pub enum ChunkError {
     /// No chunk is free, or the host is out of memory. The guest sees `NOMEM`.
-    #[error("no window chunk is free, or the host is out of memory")]
+    #[error("no window chunk is free, or the host is out of memory: use larger windows, or free host memory")]
     NoResources,
     /// The host rejected the operation for another reason. The guest sees `DEVERR`.
     #[error("the host rejected the operation: {0}")]

@@ -407,7 +407,9 @@ impl Engine {
         }
         self.accepted = 0;
         if let Err(status) = self.settle_in_time(&self.spaces.ids(), false) {
-            warn!("virtio-iommu: cannot map RAM for all endpoints in bypass mode (status {status:?})");
+            warn!(
+                "virtio-iommu: cannot map RAM for all endpoints in bypass mode (status {status:?}); check the limits on locked memory (ulimit -l) and on mapped RAM"
+            );
         }
     }
 

@@ -92,7 +92,7 @@ impl Engine {
         }
         if let Err(status) = settled {
             warn!(
-                "virtio-iommu: bypass stays {}, because RAM cannot be mapped for all endpoints (status {status:?})",
+                "virtio-iommu: bypass stays {}, because RAM cannot be mapped for all endpoints (status {status:?}); check the limits on locked memory (ulimit -l) and on mapped RAM",
                 u8::from(before)
             );
             self.bypass = before;

@@ -33,7 +33,9 @@ impl Engine {
         self.bypass = self.config.bypass;
         (self.bypass_rests, self.bypass_put_off) = (None, false);
         if let Err(status) = self.settle_all() {
-            log::warn!("virtio-iommu: cannot map RAM for all endpoints in bypass mode (status {status:?})");
+            log::warn!(
+                "virtio-iommu: cannot map RAM for all endpoints in bypass mode (status {status:?}); check the limits on locked memory (ulimit -l) and on mapped RAM"
+            );
         }
     }
 

@@ -139,7 +139,10 @@ async fn read_body(body: Incoming) -> Result<Bytes, Page> {
             StatusCode::BAD_REQUEST,
             &format!("cannot read the request's body: {error}; send a body of at most {MAX_BODY} bytes"),
         )),
-        Err(_) => Err(refusal(StatusCode::BAD_REQUEST, "the body of the request did not arrive in time")),
+        Err(_) => Err(refusal(
+            StatusCode::BAD_REQUEST,
+            "the body of the request did not arrive in time: send the whole body at once",
+        )),
     }
 }
 

@@ -37,8 +37,8 @@ const LAST_ANSWERS: Duration = Duration::from_millis(500);
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 /// Response to a client beyond the maximum number of clients.
-const BUSY: &[u8] = b"HTTP/1.1 429 \r\nContent-Type: application/json\r\nContent-Length: 34\r\n\
-    Connection: close\r\n\r\n[\"too many clients are connected\"]";
+const BUSY: &[u8] = b"HTTP/1.1 429 \r\nContent-Type: application/json\r\nContent-Length: 51\r\n\
+    Connection: close\r\n\r\n[\"too many clients are connected: try again later\"]";
 
 /// Running server. Dropping it sends the last answers, ends the server and removes the socket.
 pub struct ApiServer {
@@ -172,7 +172,9 @@ async fn accept<L: Listener>(
                 Err(_) => drop(L::send_now(&stream, BUSY)),
             },
             Err(error) => {
-                log::warn!("cannot accept an API client: {error}");
+                log::warn!(
+                    "cannot accept an API client: {error}; if the process has too many open files, raise the limit (ulimit -n)"
+                );
                 tokio::time::sleep(ACCEPT_AGAIN).await;
             }
         }

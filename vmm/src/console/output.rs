@@ -89,7 +89,10 @@ impl ConsoleOutput {
 impl Drop for ConsoleOutput {
     fn drop(&mut self) {
         if !self.queue.drain(TIMEOUT_AT_END, MAX_END) {
-            log::warn!("{}: the guest's last output is lost, because it could not be written in time", self.name);
+            log::warn!(
+                "{}: the guest's last output is lost, because it could not be written in time; use a faster disk or reader",
+                self.name
+            );
         }
     }
 }

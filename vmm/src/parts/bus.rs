@@ -89,8 +89,8 @@ impl PartBus {
         let slot = |part: &dyn KindConfig| Some(PciAddress::on_segment(part.pci_segment(), part.pci_device_id()?));
         let wanted: Vec<PciAddress> = config.parts().filter_map(slot).collect();
         for part in config.parts().filter(|part| part.kind().takes_slot) {
-            // The virtio-iommu is built after this loop, so `bus.iommu` is still `None`. Pass `has_iommu`, because a VM with a virtio-iommu has
-            // other slot ranges for its parts.
+            // The virtio-iommu is built after this loop, so `bus.iommu` is still `None`. Pass `has_iommu`, because a VM with a virtio-iommu
+            // has other slot ranges for its parts.
             let address = bus.place(part, config.has_iommu(), &wanted)?;
             let mut built = Site { address, shared: &mut bus.shared }.build(&part.to_part())?;
             endpoints.extend(built.mapper.take().map(|mapper| (address, mapper)));

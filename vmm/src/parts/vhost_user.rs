@@ -52,7 +52,11 @@ impl Part for VhostUser {
     }
 
     fn resize(&self, _: u64) -> Result<(), VmError> {
-        Err(ConfigError::new(self.field, "cannot be resized by carom: the vhost-user server sets the size").into())
+        Err(ConfigError::new(
+            self.field,
+            "cannot be resized by carom: resize it in the vhost-user server, which sets the size",
+        )
+        .into())
     }
 }
 

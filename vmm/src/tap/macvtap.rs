@@ -49,7 +49,10 @@ impl Macvtap {
         let metadata = file.metadata()?;
         let number = format!("{}:{}", major(metadata.rdev()), minor(metadata.rdev()));
         if !metadata.file_type().is_char_device() || number != self.number {
-            let rule = format!("is not the interface's character device, which has the device number {}", self.number);
+            let rule = format!(
+                "is not the interface's character device, which has the device number {}: create the device file with this number (mknod)",
+                self.number
+            );
             return Err(named(io::Error::other(rule)));
         }
         Ok(file)
@@ -106,7 +109,7 @@ mod tests {
         let refused = |node: &str| macvtap(node).open().unwrap_err().to_string();
         assert_eq!(
             refused("/dev/null"),
-            "/dev/null: is not the interface's character device, which has the device number 241:3"
+            "/dev/null: is not the interface's character device, which has the device number 241:3: create the device file with this number (mknod)"
         );
         assert!(refused("/dev/tap-none").starts_with("/dev/tap-none: No such file"));
     }

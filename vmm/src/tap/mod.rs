@@ -155,7 +155,9 @@ impl Tap {
         if let Some((ip, prefix)) = options.address {
             let no_address = |error| not_set(&format!("the address {ip}/{prefix} (ip)"), error);
             match ip {
-                _ if was_there => log::warn!("{name} already exists and keeps its address: ip is ignored"),
+                _ if was_there => log::warn!(
+                    "{name} already exists and keeps its address: ip is ignored; set the address on the host, and remove ip"
+                ),
                 IpAddr::V4(ip) => ioctl::set_address(socket, &name, ip, prefix).map_err(no_address)?,
                 IpAddr::V6(ip) => {
                     let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
@@ -188,7 +190,9 @@ impl Tap {
             ));
         }
         if options.address.is_some() {
-            log::warn!("{name} is a macvtap interface, on which the host cannot have an IP address: ip is ignored");
+            log::warn!(
+                "{name} is a macvtap interface, on which the host cannot have an IP address: ip is ignored; remove ip"
+            );
         }
         let files = (0..options.pairs).map(|_| macvtap.open()).collect::<io::Result<Vec<File>>>()?;
         files.iter().try_for_each(check)?;

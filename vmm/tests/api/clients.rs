@@ -112,7 +112,10 @@ fn clients_beyond_the_limit_get_429_until_others_leave() {
         stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         if stream.read_to_string(&mut text).is_ok() && text.starts_with("HTTP/1.1 429") {
             let body = text.split("\r\n\r\n").nth(1).unwrap();
-            assert_eq!(serde_json::from_str::<Value>(body).unwrap(), json!(["too many clients are connected"]));
+            assert_eq!(
+                serde_json::from_str::<Value>(body).unwrap(),
+                json!(["too many clients are connected: try again later"])
+            );
             break;
         }
         assert!(start.elapsed() < LIMIT, "{text}");
