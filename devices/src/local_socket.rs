@@ -43,6 +43,6 @@ mod tests {
         let writer = std::thread::spawn(move || server.write_all(b"x").map(|()| server));
         stream.read_exact(&mut [0]).unwrap();
         drop(writer.join().unwrap().unwrap());
-        assert!(connect_now(Path::new(&path)).unwrap_err().to_string().contains("is used up"));
+        assert!(connect_now(Path::new(&path)).unwrap_err().to_string().contains("was already used"));
     }
 }

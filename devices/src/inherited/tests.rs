@@ -109,7 +109,7 @@ fn connection_is_given_out_once_and_closed_by_its_user() {
     let (one, mut other) = UnixStream::pair().unwrap();
     let kept = keep_any(one);
     let had = connection(&kept).unwrap().unwrap();
-    assert!(refusal(connection(&kept)).starts_with("the connection of this descriptor is used up"));
+    assert!(refusal(connection(&kept)).starts_with("the connection of this descriptor was already used"));
     drop(had);
     assert_eq!(other.read(&mut [0]).unwrap(), 0, "no other descriptor keeps the connection open");
 }

@@ -429,7 +429,7 @@ fn mistakes_are_answered_with_what_is_wrong() {
     assert_eq!(carom.request("GET", "vm.boot", None).0, 405);
     assert_eq!(carom.request("GET", "vm.nonsense", None).0, 404);
     let (status, error) = carom.request("PUT", "vm.boot", Some(&json!({})));
-    assert_eq!((status, error[0].as_str()), (400, Some("vm.boot must have no body")));
+    assert_eq!((status, error[0].as_str()), (400, Some("a request for vm.boot must have no body")));
 }
 
 #[test]

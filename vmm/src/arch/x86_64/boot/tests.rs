@@ -298,7 +298,7 @@ fn elf_image_with_very_many_segments_is_refused_at_once() {
     let whole = Segment { offset: 0, address: HIGH_RAM_START, file_len: 0, len: 63 * MIB };
     let started = std::time::Instant::now();
     for (count, rule) in [
-        (200, "--firmware: 13212057600 bytes below 0xc0000000 are needed for this firmware"),
+        (200, "--firmware: 13212057600 bytes of RAM below 0xc0000000 are needed for this firmware"),
         (0xfffe, "cannot read the ELF program headers: the image has 65535 headers, but the maximum is 256"),
     ] {
         let (_file, config) = firmware(&elf_of(0x4000, PVH_NOTE, 0x10_3ff0, &vec![whole; count]));
