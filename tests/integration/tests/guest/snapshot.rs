@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use carom_integration::api::ApiVmm;
-use carom_integration::harness::guest_test;
+use carom_integration::harness::{guest_test, tell};
 use carom_integration::{Kernel, Site};
 use serde_json::{Value, json};
 
@@ -343,6 +343,10 @@ impl Subject {
             // The VM still maps files of the snapshot, but the kernel keeps their contents until the VM unmaps them.
             let _ = fs::remove_dir_all(&directory);
             println!("round {round}, {way:?}: {:?}", self.before);
+            // A test that prints nothing for some minutes counts as hung.
+            if (round + 1) % 10 == 0 {
+                tell(&format!("restored {} of {rounds} times", round + 1));
+            }
         }
     }
 }
