@@ -350,7 +350,8 @@ impl VmResize {
         let memory = self.desired_ram.unwrap_or(config.memory.total());
         match (self.desired_balloon, &mut config.balloon) {
             (Some(bytes), Some(_)) if !bytes.is_multiple_of(4096) || bytes > memory => {
-                let rule = format!("{bytes} bytes are not a multiple of 4096 up to the {memory} bytes of RAM");
+                let rule =
+                    format!("is {bytes} bytes, but must be a multiple of 4096 and at most {memory}, the VM's RAM");
                 return Err(ConfigError::new(Self::DESIRED_BALLOON, rule));
             }
             (Some(bytes), Some(balloon)) => balloon.size = bytes,
@@ -494,7 +495,9 @@ mod tests {
             let refused = balloon(bytes).apply(&mut vm).unwrap_err().to_string();
             assert_eq!(
                 refused,
-                format!("desired_balloon: {bytes} bytes are not a multiple of 4096 up to the 67108864 bytes of RAM")
+                format!(
+                    "desired_balloon: is {bytes} bytes, but must be a multiple of 4096 and at most 67108864, the VM's RAM"
+                )
             );
         }
     }

@@ -24,9 +24,9 @@ bitflags::bitflags! {
 /// Reason why a mapper could not map memory.
 #[derive(Debug, Error)]
 pub enum MapError {
-    /// The host reached a limit on mappings or pinned memory. The guest sees `NOMEM`.
+    /// The host or the server of the device has reached a limit on mappings, regions or pinned memory. The guest sees `NOMEM`.
     #[error(
-        "the number of mappings or the pinned memory has reached a limit of the host: raise the limit (dma_entry_limit of vfio_iommu_type1, or ulimit -l)"
+        "the number of mappings or the pinned memory has reached a limit: for a host device, raise dma_entry_limit of vfio_iommu_type1 or ulimit -l; for a vfio-user or vhost-user device, the limit is the server's"
     )]
     NoResources,
     /// The range overlaps an existing mapping. The engine checks for overlaps before it calls the mapper, so this is a failure of the host.

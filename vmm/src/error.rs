@@ -37,7 +37,7 @@ pub enum VmError {
     #[error("vCPU {0} is about to be removed, and the guest has not released it yet: try again later")]
     VcpuLeaving(u32),
     /// ACPI tables, SMBIOS tables, or the VM Generation ID could not be written.
-    #[error("cannot write ACPI or SMBIOS tables to guest memory: {0}")]
+    #[error("cannot write the ACPI tables, the SMBIOS tables or the VM Generation ID to guest memory: {0}")]
     Tables(vm_memory::GuestMemoryError),
     /// Error of the PCI root bus.
     #[error(transparent)]
@@ -90,6 +90,17 @@ impl VmError {
     /// Returns a function that turns an I/O error into the error of the file at `path`, which `field` names.
     pub fn of_file(field: Field, path: &Path) -> impl Fn(io::Error) -> Self {
         move |source| FileError { field, path: path.display().to_string(), source }.into()
+    }
+
+    /// Adds the name of a device to the error of an operation on the device.
+    #[must_use]
+    pub fn of_device(self, id: &str) -> Self {
+        match self {
+            Self::Device { what, source } => {
+                Self::Device { what, source: io::Error::new(source.kind(), format!("{id}: {source}")) }
+            }
+            other => other,
+        }
     }
 
     /// True if the user can fix the cause. The exit status is then 2 instead of 1.
@@ -153,6 +164,14 @@ mod tests {
     use carom_api::{DeviceConfig, UserDeviceConfig};
 
     use super::*;
+
+    #[test]
+    fn failed_operation_on_a_device_names_the_device() {
+        let failed = VmError::Device { what: "resize a disk", source: io::ErrorKind::NotFound.into() };
+        assert_eq!(failed.of_device("_disk0").to_string(), "cannot resize a disk: _disk0: entity not found");
+        let other = VmError::VcpuLeaving(1).of_device("_disk0").to_string();
+        assert!(!other.contains("_disk0"), "{other}");
+    }
 
     #[test]
     fn errors_for_api_clients_name_fields_instead_of_options() {

@@ -16,6 +16,14 @@ pub(super) enum ApiListener {
 }
 
 impl ApiListener {
+    /// Returns the option that names the address of the listener.
+    pub(super) fn option(self) -> &'static str {
+        match self {
+            Self::Api => "--api-socket",
+            Self::Metrics => "--metrics",
+        }
+    }
+
     /// Returns the maximum number of connected clients. The number is limited, because each client uses a file descriptor. If more clients
     /// connect, the server answers with status 429. Each listener has its own limit, so that network clients cannot lock out clients of the
     /// API's socket.

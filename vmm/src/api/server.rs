@@ -173,7 +173,8 @@ async fn accept<L: Listener>(
             },
             Err(error) => {
                 log::warn!(
-                    "cannot accept an API client: {error}; if the process has too many open files, raise the limit (ulimit -n)"
+                    "{}: cannot accept a client: {error}; if the process has too many open files, raise the limit (ulimit -n)",
+                    kind.option()
                 );
                 tokio::time::sleep(ACCEPT_AGAIN).await;
             }

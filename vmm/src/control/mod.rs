@@ -500,7 +500,7 @@ impl<M: Machine> Control<M> {
         let Some(created) = &mut self.created else { return };
         let Some(Booted { mut vm, .. }) = created.booted.take() else { return };
         if let Err(error) = vm.pause() {
-            log::error!("cannot stop the vCPUs: {error}");
+            log::error!("the VM is shut down, although pausing it failed: {error}");
         }
         vm.report_counters(&self.monitor);
         let operation = Operation::begin();

@@ -37,8 +37,8 @@ thread_local! {
     static MAILBOX: RefCell<Option<Arc<Mailbox>>> = const { RefCell::new(None) };
 }
 
-/// VM without a guest. With the kernel command line `fail`, this VM cannot be built. With `fail-` and a step's name, that step runs but
-/// reports an error. A device with the path `/fail` cannot be opened.
+/// VM without a guest. With the kernel command line `fail`, this VM cannot be built. With `fail-STEP`, such as `fail-pause`, that
+/// step returns an error. Only `pause` and `resume` still have their effect. A device with the path `/fail` cannot be opened.
 struct Null {
     fails: String,
     vcpus_run: bool,

@@ -203,7 +203,7 @@ impl PartBus {
         let resized = self.parts.iter().find(|placed| placed.id == id);
         // Only a disk can be missing here, because no other resizable part can be removed.
         let gone = || VmError::Device { what: "resize a disk", source: std::io::ErrorKind::NotFound.into() };
-        resized.ok_or_else(gone)?.part.resize(bytes)
+        resized.ok_or_else(gone).and_then(|placed| placed.part.resize(bytes)).map_err(|error| error.of_device(id))
     }
 
     /// Closes a part that has left the bus. Returns its ID. Afterwards no memory is mapped or pinned for the part. The part's host

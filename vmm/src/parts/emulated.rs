@@ -59,7 +59,8 @@ impl Site<'_> {
             msi: context.msi.clone(),
             doorbells: Some(context.doorbells.clone()),
             observer: Some(context.observer.clone()),
-        })?;
+        })
+        .map_err(|error| error.of_device(id))?;
         Ok(Built { function, part: Box::new(part), mapper })
     }
 }

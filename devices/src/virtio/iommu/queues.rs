@@ -31,11 +31,11 @@ struct Active {
     pace: Pace,
     /// True if notifications are suppressed, because the polling thread watches the request queue.
     polled: bool,
-    /// Times of the last batch of requests.
+    /// Start and end of the last batch of requests, and a flag for a wait for a lock.
     served: Served,
 }
 
-/// Times of a batch of requests.
+/// Start and end of a batch of requests, and a flag for a wait for a lock.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Served {
     /// Start of the first request and end of the last request. `None` if the batch was empty.
@@ -65,7 +65,7 @@ pub(super) struct Watch {
     /// Index in the available ring of the next request to serve.
     next: u16,
     poll_time: Duration,
-    /// Times of the last batch of requests.
+    /// Start and end of the last batch of requests, and a flag for a wait for a lock.
     pub(super) served: Served,
 }
 
