@@ -21,7 +21,8 @@ pub(crate) struct Windows {
     backed: u64,
     /// Held chunks: no domain owns them any more, but a host address space still maps them.
     held: Vec<u32>,
-    /// Chunks that can never be released, because the host may still map them in an address space that was removed.
+    /// Chunks that are never released. The host failed to unmap them before the engine removed their address space, so the host may still
+    /// map them.
     doomed: BTreeSet<u32>,
     /// Lost chunks that the store may be able to release later.
     lost: BTreeSet<u32>,

@@ -164,7 +164,7 @@ fn line<P: Serialize>(start: Instant, source: &str, event: &str, properties: Opt
     let elapsed = start.elapsed();
     let timestamp = Timestamp { secs: elapsed.as_secs(), nanos: elapsed.subsec_nanos() };
     let write = |line: Result<Vec<u8>, serde_json::Error>| {
-        line.inspect_err(|error| log::warn!("cannot write event {source}:{event}: {error}")).ok()
+        line.inspect_err(|error| log::warn!("event {source}:{event} is lost, because it cannot be converted to JSON: {error}; this is an error in Carom: report it")).ok()
     };
     let mut line = write(serde_json::to_vec(&Event { timestamp, source, event, properties }))?;
     if line.len() >= MAX_EVENT {

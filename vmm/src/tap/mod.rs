@@ -198,8 +198,9 @@ impl Tap {
         files.iter().try_for_each(check)?;
         if let Some(mac) = options.guest_mac.filter(|mac| !macvtap.has_address(*mac)) {
             ioctl::set_mac(socket, name, mac).map_err(|error| {
-                let rule = "a macvtap interface needs the Ethernet address of the guest's device (mac)";
-                io::Error::new(error.kind(), format!("{rule}, which cannot be set: {error}; without CAP_NET_ADMIN, set mac to the interface's address"))
+                let failed = "cannot set the Ethernet address of the macvtap interface to the guest's address (mac)";
+                let remedy = "give carom CAP_NET_ADMIN, or set mac to the interface's address";
+                io::Error::new(error.kind(), format!("{failed}: {error}; {remedy}"))
             })?;
         }
         let limit = "the maximum of a macvtap interface is the MTU of its lower interface";

@@ -24,7 +24,7 @@ pub(super) fn check_header(header: &setup_header) -> Result<(), String> {
     let (version, flags) = (header.version, header.xloadflags);
     if version < VERSION_64BIT || flags & XLF_KERNEL_64 == 0 {
         return Err(format!(
-            "the kernel has no 64-bit entry point (its boot protocol is {}.{}, and 2.12 is the oldest with such an entry point)",
+            "the kernel has no 64-bit entry point (its boot protocol is {}.{}): it must be a 64-bit kernel with boot protocol 2.12 or newer (Linux 3.8)",
             version >> 8,
             version & 0xff
         ));

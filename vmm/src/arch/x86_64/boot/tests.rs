@@ -352,7 +352,10 @@ fn truncated_elf_is_refused() {
 
 #[test]
 fn bzimage_without_64bit_entry_is_refused() {
-    assert!(refused(&bzimage(0x20b, 4096)).contains("no 64-bit entry point (its boot protocol is 2.11, and"));
+    assert!(
+        refused(&bzimage(0x20b, 4096))
+            .contains("no 64-bit entry point (its boot protocol is 2.11): it must be a 64-bit kernel")
+    );
 }
 
 #[test]
