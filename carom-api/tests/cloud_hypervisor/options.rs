@@ -17,7 +17,7 @@ pub(crate) struct OptionString {
     source: String,
     /// True if Cloud Hypervisor accepts the string, according to its documents and tests.
     pub(crate) theirs: bool,
-    /// Expected outcome in the file: `taken`, or a reason.
+    /// Carom's answer, as recorded in `options.tsv`: `taken`, or the reason of the rejection.
     outcome: String,
 }
 

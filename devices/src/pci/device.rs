@@ -58,8 +58,8 @@ pub trait PciDevice: Send + Sync {
     /// Writes `data` at `offset` in BAR `index`. `offset + data.len()` is at most the BAR's size. The default is for functions without
     /// BARs.
     fn write_bar(&self, _index: u8, _offset: u64, _data: &[u8]) {}
-    /// True if BAR `index` is ordinary memory of this process, which the guest accesses through a memory slot. No code of the device
-    /// handles accesses to such a BAR.
+    /// True if BAR `index` is ordinary memory of this process, which the guest accesses through a memory slot. [`Self::read_bar`] and
+    /// [`Self::write_bar`] are called only where no memory slot backs the BAR.
     fn is_memory(&self, index: u8) -> bool {
         let _ = index;
         false

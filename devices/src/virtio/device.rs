@@ -134,7 +134,7 @@ pub trait DeviceQueues: Send + Sync {
     /// Starts serving a queue.
     ///
     /// # Errors
-    /// The host cannot start a thread.
+    /// The host cannot create a thread or a descriptor for the queue, or the thread cannot use its host CPUs.
     fn start(&self, index: u16, queue: Queue) -> std::io::Result<()>;
     /// Stops serving a queue. Returns the queue's position.
     fn stop(&self, index: u16) -> Option<QueueState>;
@@ -211,7 +211,7 @@ pub trait VirtioDevice: Send + Sync {
     /// queue was stopped. A paused device serves the queue only after it is resumed.
     ///
     /// # Errors
-    /// The host cannot start a thread for the queue.
+    /// The host cannot create a thread or a descriptor for the queue, or the thread cannot use its host CPUs.
     fn start_queue(&self, index: u16, queue: Queue) -> std::io::Result<()> {
         self.queues().map_or(Ok(()), |queues| queues.start(index, queue))
     }

@@ -40,6 +40,15 @@ impl KvmError {
         matches!(self, Self::Open { .. } | Self::State(_))
     }
 
+    /// Adds the number of a vCPU to the error.
+    pub(crate) fn of_vcpu(self, number: u32) -> Self {
+        match self {
+            Self::State(error) => Self::State(StateError::of(&format!("vCPU {number}"))(error)),
+            Self::Call { what, source } => Self::Call { what: format!("{what} (vCPU {number})"), source },
+            other => other,
+        }
+    }
+
     /// Returns the error of an operation that failed without an error from the kernel.
     pub(crate) fn other(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Call { what: what.into(), source: io::Error::other(reason.into()) }

@@ -22,7 +22,7 @@ pub(super) trait EndpointMapper: DmaMapper {
     }
 }
 
-/// This mapper needs neither argument of `connect`, because the host maps windows in the same way as RAM.
+/// This mapper needs neither argument of `connect`: VFIO maps windows and device memory by their addresses in this process, as it maps RAM.
 impl EndpointMapper for VfioMapper {}
 
 impl EndpointMapper for PinningMapper<VfioMapper> {}

@@ -62,7 +62,7 @@ impl Drop for CrashFile {
             && opened.len() == 0
             && let Err(error) = fs::remove_file(path)
         {
-            log::warn!("cannot remove the empty crash report {}: {error}", path.display());
+            log::warn!("cannot remove the empty crash report {}: {error}; remove the file yourself", path.display());
         }
     }
 }

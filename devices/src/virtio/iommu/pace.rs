@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 /// Number of notifications per measurement. Only the last of these notifications is measured.
 const SAMPLE: u32 = 16;
-/// Maximum time to poll for the next request, as a multiple of the duration of one request. So the thread polls only while requests keep a
-/// CPU busy for at least 1/32 of the time.
+/// Maximum time to poll for the next request, as a multiple of the duration of one request. [`LEAST`] and [`MOST`] then bound the time.
+/// Between these bounds, the thread polls only while requests keep a CPU busy for at least 1/32 of the time.
 const POLL_FACTOR: u32 = 32;
 /// Bounds of the time to poll for the next request. `LEAST` is long enough to be measured, although the thread reads the clock rarely.
 /// `MOST` limits the time that the thread polls without finding a request.

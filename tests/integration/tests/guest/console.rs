@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! virtio-console: the console of a real guest prints to a pseudoterminal, reads text that is typed there, and follows the
-//! terminal's size. Three cases are tested: the device is not behind the virtio-iommu, is behind it without windows, or is
-//! behind it with a window.
+//! terminal's size. Three cases are tested: the device is not behind the virtio-iommu, is behind it without bounce windows, or is
+//! behind it with a bounce window.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};

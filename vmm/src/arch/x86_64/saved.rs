@@ -189,7 +189,10 @@ impl ProcessorsState {
             first = first.or(Some((saved.tsc, set)));
         }
         for (number, saved) in numbers.iter().zip(&self.vcpus) {
-            vcpus.with(*number, |vcpu| saved.registers.restore(&vm.kvm, &vm.fd, vcpu, UnwritableMsr::Refuse))?;
+            vcpus.with(*number, |vcpu| {
+                let restored = saved.registers.restore(&vm.kvm, &vm.fd, vcpu, UnwritableMsr::Refuse);
+                restored.map_err(|error| error.of_vcpu(*number))
+            })?;
         }
         self.irqchip.restore(&vm.fd)?;
         Ok(first.map(|(tsc, offset)| LeadingCounter::new(tsc, offset)))
@@ -387,9 +390,9 @@ mod tests {
             ("/version", 2.into(), "version 2"),
             ("/vcpus", serde_json::json!([]), "has 0 vCPUs, but the configuration boots 2 vCPUs"),
             ("/vcpus/0/registers/regs", "00".into(), "has 1 bytes instead of 144"),
-            ("/vcpus/1/registers/xsave", "00".repeat(1 << 16).into(), "set a vCPU's extended state"),
+            ("/vcpus/1/registers/xsave", "00".repeat(1 << 16).into(), "set a vCPU's extended state (vCPU 1): "),
             ("/vcpus/0/registers/xsave", "ff".repeat(4096).into(), "set a vCPU's extended state"),
-            ("/vcpus/0/registers/nested", "ff".repeat(64).into(), "nested"),
+            ("/vcpus/0/registers/nested", "ff".repeat(64).into(), "vCPU 0: nested: "),
             ("/irqchip", serde_json::json!([good["irqchip"][0], good["irqchip"][0], good["irqchip"][0]]), "irqchip"),
             ("/vcpus/0/registers/sregs", "ff".repeat(312).into(), "set a vCPU's special registers"),
         ];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Maximum number of guests, each with a drive, that a host with a fixed amount of memory sustains. A host sustains its guests if
-//! it swaps in little memory and the guests' latencies stay low. Guests are added until the host no longer sustains them.
+//! it swaps in little memory and the guests' latencies stay low. Guests are added until the host no longer sustains them, their
+//! number reaches `Host::most`, or every drive has a guest.
 
 use std::fs;
 use std::thread;
