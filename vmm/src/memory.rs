@@ -90,7 +90,7 @@ pub fn add<'r>(ram: &'r Ram, config: &MemoryConfig, gpa: u64, len: u64) -> Resul
 pub fn give_up(region: &RamRegion) {
     if let Err(error) = zone::empty(region) {
         warn!(
-            "cannot free the host memory of the RAM at {:#x}, which could not be added to the guest: {error}",
+            "RAM at {:#x} could not be added to the guest, and its host memory cannot be freed: {error}",
             region.start_addr().0
         );
     }

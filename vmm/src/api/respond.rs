@@ -137,7 +137,7 @@ async fn read_body(body: Incoming) -> Result<Bytes, Page> {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) => Err(refusal(
             StatusCode::BAD_REQUEST,
-            &format!("cannot read the request's body: {error}; send a body of at most {MAX_BODY} bytes"),
+            &format!("cannot read the request's body: {error}; the maximum length is {MAX_BODY} bytes"),
         )),
         Err(_) => Err(refusal(
             StatusCode::BAD_REQUEST,

@@ -40,7 +40,7 @@ pub(super) fn stop(control: &ControlHandle, monitor: &EventMonitor, note: Note) 
     } else {
         let error = VmError::Guest(note.reason);
         emit_failure(monitor, &error);
-        log::error!("the VMM ends without shutting down the VM: {error}");
+        log::error!("{error}; the VMM ends now, and does not shut down the VM");
         monitor.flush(LAST_EVENTS);
     }
     terminal::restore();

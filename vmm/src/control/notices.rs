@@ -30,7 +30,7 @@ impl<M: Machine> Control<M> {
         }
         if let Err(error) = self.remove_device(id) {
             log::error!(
-                "cannot remove device '{id}', which the host wants back: {error}; shut the VM down to release the device"
+                "the host wants device '{id}' back, but Carom cannot remove the device: {error}; shut the VM down to release the device"
             );
         }
     }
@@ -51,8 +51,8 @@ impl<M: Machine> Control<M> {
         }
         if !self.options.has_api {
             let reason = format!(
-                "the host reports an uncorrectable error of device '{id}' at {host}; the guest ends, because without --api-socket no client can \
-                 decide whether the guest continues"
+                "the host reports an uncorrectable error of device '{id}' at {host}; the guest ends, because only an API client (--api-socket) \
+                 can let the guest continue"
             );
             return self.end_of_guest(Err(VmError::Guest(reason)));
         }

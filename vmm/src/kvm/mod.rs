@@ -76,7 +76,7 @@ pub fn open() -> Result<Kvm, KvmError> {
             }
             Some(libc::EACCES | libc::EPERM) => "run as root, or join the group that owns /dev/kvm (usually 'kvm')",
             Some(libc::ENXIO | libc::ENODEV) => {
-                "this CPU has no virtualization extensions, or the firmware disabled them"
+                "use a CPU with virtualization extensions, and enable them in the firmware"
             }
             _ => "check that this machine supports KVM",
         };

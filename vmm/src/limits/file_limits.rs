@@ -145,8 +145,8 @@ pub fn blame(error: VmError) -> VmError {
 
 fn rules() -> Result<RulesetCreated, VmError> {
     sandbox::no_files().map_err(|error| {
-        let rule = "the host's kernel has no Landlock: use Linux 5.13 or later, built with CONFIG_SECURITY_LANDLOCK and started \
-                    with landlock in its parameter lsm=";
+        let rule = "the host's kernel has no Landlock: use Linux 5.13 or later, built with CONFIG_SECURITY_LANDLOCK and with \
+                    landlock in the list of security modules (kernel parameter lsm=)";
         log::debug!("{error}");
         ConfigError::new(LandlockConfig::ENABLE, rule).into()
     })

@@ -45,7 +45,7 @@ pub enum MemoryError {
     },
     /// The host could not reserve memory for the RAM (`reserve`).
     #[error(
-        "cannot reserve {size} bytes of guest RAM: {source}; reserve=on needs this much free memory, or space in the file system of the zone's file"
+        "cannot reserve {size} bytes of guest RAM: {source}; reserve=on needs this much free host memory (for a zone with a file: this much free space in the file system)"
     )]
     Reserve {
         /// Requested bytes.

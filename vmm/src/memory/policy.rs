@@ -25,7 +25,7 @@ const BIND: libc::c_int = libc::MPOL_BIND;
 pub fn hold_to_node(mapping: &MmapRegion, node: u32) -> Result<(), MemoryError> {
     let no_node = || {
         let rule = format!(
-            "node {node} does not exist on the host, has no memory, or is not allowed for this process: choose a node from Mems_allowed_list in /proc/self/status"
+            "node {node} of the host has no memory that carom may use: choose a node from Mems_allowed_list in /proc/self/status"
         );
         MemoryError::from(ConfigError::new(MemoryZoneConfig::HOST_NUMA_NODE, rule))
     };
@@ -70,7 +70,7 @@ mod tests {
         }
         for node in [1000, 1023, 1024, u32::MAX] {
             let refused = hold_to_node(&mapping, node).unwrap_err().explain(Terms::Json);
-            let rule = format!("memory.zones.host_numa_node: node {node} does not exist on the host");
+            let rule = format!("memory.zones.host_numa_node: node {node} of the host has no memory");
             assert!(refused.starts_with(&rule), "{refused}");
         }
     }

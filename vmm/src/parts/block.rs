@@ -124,7 +124,7 @@ fn open(config: &DiskConfig) -> Result<Image, VmError> {
 /// Returns the error for an image that can only be opened for reading. The error names the option to set.
 fn only_readable(path: &str, why: &str) -> VmError {
     let error = ConfigError::in_terms(DiskConfig::PATH, |terms| {
-        format!("{path}: {why}: a guest that only reads the disk needs {}", DiskConfig::READONLY.turned_on(terms))
+        format!("{path}: {why}: a read-only disk needs {}", DiskConfig::READONLY.turned_on(terms))
     });
     error.into()
 }
@@ -160,7 +160,7 @@ mod tests {
             "{other}"
         );
         let error = only_readable("/d", "is a block device that can only be read");
-        let rule = "/d: is a block device that can only be read: a guest that only reads the disk needs";
+        let rule = "/d: is a block device that can only be read: a read-only disk needs";
         assert_eq!(error.to_string(), format!("--disk path: {rule} --disk readonly=on"));
         assert_eq!(error.explain(Terms::Json), format!("disks.path: {rule} disks.readonly to be true"));
         let none: DiskConfig = "path=/no/image".parse().unwrap();

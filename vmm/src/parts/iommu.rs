@@ -156,7 +156,7 @@ fn window(
     let (aperture, asked) = match bounce.aperture {
         Aperture::Auto => (
             low().or_else(high),
-            format!("from {:#x} to {:#x}, or above RAM: turn the windows off (size=0)", hole.start(), hole.end()),
+            format!("from {:#x} to {:#x} or above RAM: turn the windows off (size=0)", hole.start(), hole.end()),
         ),
         Aperture::Low => (
             low(),
@@ -172,7 +172,7 @@ fn window(
     };
     let aperture = aperture.ok_or_else(|| {
         let rule = format!(
-            "the host's IOMMU, or another device in the same IOMMU group, leaves no room for bounce windows {asked}"
+            "no range of IOVAs that all devices behind the virtio-iommu can use has room for bounce windows {asked}"
         );
         ConfigError::new(IommuBounceConfig::OPTION, rule)
     })?;
@@ -261,10 +261,10 @@ mod tests {
                 nothing_high.as_slice(),
                 "at 0x280000000 or above: try aperture=low, or turn the windows off (size=0)",
             ),
-            ("", [0..=0xbfff_ffff].as_slice(), "from 0xc0000000 to 0xdfffffff, or above RAM"),
+            ("", [0..=0xbfff_ffff].as_slice(), "from 0xc0000000 to 0xdfffffff or above RAM"),
         ] {
             let error = start(option, ranges).unwrap_err();
-            assert!(error.starts_with("--iommu-bounce: the host's IOMMU") && error.contains(place), "{error}");
+            assert!(error.starts_with("--iommu-bounce: no range of IOVAs") && error.contains(place), "{error}");
         }
     }
 

@@ -244,9 +244,9 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
     let cases: [(&str, Value, &str); 13] = [
         ("/version", 2.into(), "the state of 'snapshot' has version 2, but this program reads only version 1"),
         ("/version", (-1).into(), "version: invalid value"),
-        ("/ram", json!([]), "ram: the saved RAM ranges differ from the configuration's 67108864 bytes of RAM"),
-        ("/ram/0/len", (RAM / 2).into(), "ram: the saved RAM ranges differ from the configuration's"),
-        ("/ram/0/gpa", 4096.into(), "ram: the saved RAM ranges differ from the configuration's"),
+        ("/ram", json!([]), "ram: the saved RAM ranges do not match the configuration's 67108864 bytes of RAM"),
+        ("/ram/0/len", (RAM / 2).into(), "ram: the saved RAM ranges do not match the configuration's"),
+        ("/ram/0/gpa", 4096.into(), "ram: the saved RAM ranges do not match the configuration's"),
         (
             "/ram/0/offset",
             4096.into(),
@@ -255,8 +255,8 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
         ("/windows/0/offset", 0.into(), "memory-ranges: the saved range at offset 0x0 overlaps"),
         ("/windows/0/offset", (u64::MAX - 4095).into(), "ends beyond the file's 0x4200000 bytes"),
         ("/windows/0/len", (CHUNK + 4096).into(), "ends beyond the file"),
-        ("/windows/0/len", 0.into(), "is empty or does not consist of whole pages"),
-        ("/windows/0/offset", (RAM + 1).into(), "does not consist of whole pages"),
+        ("/windows/0/len", 0.into(), "its length and offset must be multiples of 0x1000"),
+        ("/windows/0/offset", (RAM + 1).into(), "its length and offset must be multiples of 0x1000"),
         ("/processors/vcpus", json!([]), "vcpus: the saved VM has 0 vCPUs, but the configuration boots 1 vCPUs"),
         ("/platform", json!([{"kind": "serial", "version": 1, "payload": {}, "more": 1}]), "platform[0]"),
     ];
@@ -287,10 +287,13 @@ fn ram_added_since_boot_is_checked_against_the_configuration() {
     for (added, wanted) in [
         (
             json!([piece(4 << 30, 4096)]),
-            "added_ram: the saved range of 0x1000 bytes at 0x100000000 does not start and end at multiples of 0x8000000",
+            "added_ram: the saved range of 0x1000 bytes at 0x100000000 must have a positive length, and its length and address must be multiples of 0x8000000",
         ),
-        (json!([piece((4 << 30) + 4096, STEP)]), "does not start and end at multiples of"),
-        (json!([piece(4 << 30, 0)]), "does not start and end at multiples of"),
+        (
+            json!([piece((4 << 30) + 4096, STEP)]),
+            "must have a positive length, and its length and address must be multiples of",
+        ),
+        (json!([piece(4 << 30, 0)]), "must have a positive length, and its length and address must be multiples of"),
         (
             json!([piece(4 << 30, STEP)]),
             "added_ram: the saved ranges of added RAM together must have fewer bytes than the configuration's RAM of 67108864 bytes",
@@ -354,7 +357,7 @@ fn configuration_is_checked_again() {
         (json!({"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2}, "memory": {"size": RAM}}), "has 1 vCPUs"),
         (
             json!({"payload": {"kernel": "/k"}, "memory": {"size": 2 * RAM}}),
-            "ram: the saved RAM ranges differ from the configuration's",
+            "ram: the saved RAM ranges do not match the configuration's",
         ),
         (json!({"payload": {"kernel": "/k"}, "more": 1}), "more: unknown field"),
         (json!([]), "config.json"),

@@ -34,7 +34,10 @@ const MAX_MTU: u16 = u16::MAX - 14;
 
 /// Returns an error that names the property of an interface that could not be set.
 fn not_set(what: &str, error: io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("cannot set {what}: {error}; without CAP_NET_ADMIN, leave this setting out"))
+    io::Error::new(
+        error.kind(),
+        format!("cannot set {what}: {error}; if carom has no CAP_NET_ADMIN, leave this setting out"),
+    )
 }
 
 /// Options for opening an interface.

@@ -202,7 +202,9 @@ impl Vm {
             return if count == 1 {
                 Ok(())
             } else {
-                Err(VmError::Guest("the VM can have only one vCPU: set cpus.max_vcpus before boot".into()))
+                Err(VmError::Guest(format!(
+                    "the VM can have only one vCPU: set cpus.max_vcpus to at least {count} before boot"
+                )))
             };
         };
         let has = self.processors.numbers();

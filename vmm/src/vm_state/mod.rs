@@ -95,7 +95,7 @@ impl VmState {
         let ram: Vec<(u64, u64)> = self.ram.iter().map(|range| (range.gpa, range.len)).collect();
         if ram != boot_ram(&wanted.booted_with(booted_with)) {
             let rule = format!(
-                "the saved RAM ranges differ from the configuration's {} bytes of RAM: restore with the configuration that was saved",
+                "the saved RAM ranges do not match the configuration's {} bytes of RAM: restore with the configuration that was saved",
                 wanted.total()
             );
             return Err(StateError::rule("ram", rule));
@@ -108,7 +108,7 @@ impl VmState {
         for (offset, len) in places {
             if !offset.is_multiple_of(PAGE_SIZE) || !len.is_multiple_of(PAGE_SIZE) || len == 0 {
                 let rule = format!(
-                    "the saved range of {len:#x} bytes at offset {offset:#x} is empty or does not consist of whole pages: restore from an unmodified snapshot"
+                    "the saved range of {len:#x} bytes at offset {offset:#x} must have a positive length, and its length and offset must be multiples of {PAGE_SIZE:#x}: restore from an unmodified snapshot"
                 );
                 return Err(StateError::rule("memory-ranges", rule));
             }
@@ -140,7 +140,9 @@ impl VmState {
         let refuse = |rule: String| Err(StateError::rule("added_ram", rule));
         let ram_size = wanted.total();
         if !wanted.zones.is_empty() && !self.added_ram.is_empty() {
-            return refuse("is not allowed: RAM cannot be added to a VM with memory zones; restore with the configuration that was saved".into());
+            return refuse(
+                "a VM with memory zones cannot have added RAM: restore with the configuration that was saved".into(),
+            );
         }
         let mut booted_with = ram_size;
         for range in &self.added_ram {
@@ -149,7 +151,7 @@ impl VmState {
                 || !range.len.is_multiple_of(MEMORY_DEVICE_GRANULE)
             {
                 return refuse(format!(
-                    "the saved range of {:#x} bytes at {:#x} does not start and end at multiples of {MEMORY_DEVICE_GRANULE:#x}: restore from an unmodified snapshot",
+                    "the saved range of {:#x} bytes at {:#x} must have a positive length, and its length and address must be multiples of {MEMORY_DEVICE_GRANULE:#x}: restore from an unmodified snapshot",
                     range.len, range.gpa
                 ));
             }

@@ -21,8 +21,9 @@ const TIME_REF_COUNT: u32 = 0x4000_0020;
 
 fn one(index: u32, data: u64) -> Result<Msrs, KvmError> {
     let entry = kvm_msr_entry { index, data, ..Default::default() };
-    Msrs::from_entries(&[entry])
-        .map_err(|error| KvmError::other(format!("access MSR {index:#x}"), format!("cannot list the MSR: {error:?}")))
+    Msrs::from_entries(&[entry]).map_err(|error| {
+        KvmError::other(format!("access MSR {index:#x}"), format!("cannot allocate the list for this MSR: {error:?}"))
+    })
 }
 
 /// Returns the value of a register. Returns `None` if KVM does not report the register.
