@@ -54,7 +54,7 @@ impl Part for VhostUser {
     fn resize(&self, _: u64) -> Result<(), VmError> {
         Err(ConfigError::new(
             self.field,
-            "cannot be resized by carom: resize it in the vhost-user server, which sets the size",
+            "the vhost-user server sets the size of this device: resize the device in the server",
         )
         .into())
     }

@@ -55,7 +55,7 @@ fn show(
     give(region).inspect_err(|_| {
         if let Err(error) = slots.remove(slot) {
             let gpa = region.start_addr().0;
-            warn!("RAM at {gpa:#x} could not be added, and cannot be removed from the guest again: {error}");
+            warn!("RAM at {gpa:#x} could not be added to a device, and cannot be removed from the guest: {error}");
         }
     })
 }

@@ -40,7 +40,7 @@ impl Vm {
         self.close_gone();
         self.park_gone();
         if self.parts.iommu().is_some() && !config.has_iommu() {
-            let rule = "cannot be saved: all devices behind the virtio-iommu were removed, so a restored VM would have no virtio-iommu; \
+            let rule = "the VM cannot be saved: all devices behind the virtio-iommu were removed, so a restored VM would have no virtio-iommu; \
                         add a device with iommu on first";
             return Err(StateError::rule(IommuBounceConfig::ID, rule).into());
         }
@@ -130,7 +130,7 @@ impl Vm {
                 None => {
                     return Err(StateError::rule(
                         "windows",
-                        format!("window chunk {index} is saved with another length than a chunk of this VM: restore from an unmodified snapshot"),
+                        format!("saved window chunk {index} has {len} bytes, unlike the chunks of this VM: restore from an unmodified snapshot"),
                     )
                     .into());
                 }

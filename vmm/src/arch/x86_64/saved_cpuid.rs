@@ -120,7 +120,7 @@ impl SavedCpuid {
             if missing != 0 {
                 let field = format!("cpuid: leaf {function:#x}, subleaf {index}, {register:?}");
                 let rule = format!(
-                    "this host's CPU or KVM lacks features that the guest uses (bits {missing:#x}): restore the VM on a host that has them"
+                    "this host's CPU or KVM lacks features that the guest uses (bits {missing:#x}): restore the VM on a host with these features"
                 );
                 return Err(StateError::rule(field, rule));
             }
@@ -189,7 +189,7 @@ mod tests {
         let feature = refusal(|entries| entries[2].ebx = 0b111);
         assert_eq!(
             feature,
-            "cpuid: leaf 0x7, subleaf 0, Ebx: this host's CPU or KVM lacks features that the guest uses (bits 0x2): restore the VM on a host that has them"
+            "cpuid: leaf 0x7, subleaf 0, Ebx: this host's CPU or KVM lacks features that the guest uses (bits 0x2): restore the VM on a host with these features"
         );
         assert!(refusal(|entries| entries[3].eax = 0x3030).contains("48 bits, but this host's has 40"));
         assert!(refusal(|entries| entries[0].ebx = 0).contains("another vendor"));
