@@ -96,7 +96,7 @@ fn not_supported(place: &str, value: &Value, neutral: &Value) -> String {
     let right = match neutral {
         Value::Bool(_) | Value::Number(_) | Value::String(_) => format!("the only supported value is {neutral}"),
         Value::Object(fields) if !fields.is_empty() => format!("the only supported value is {neutral}"),
-        _ => "leave it out".to_string(),
+        _ => "leave this field out".to_string(),
     };
     format!("{place}: {what}is not supported: {right}")
 }
@@ -158,7 +158,7 @@ pub fn parse_own<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
 
 fn read<T: DeserializeOwned>(value: Value, unknown: Unknown) -> Result<T, String> {
     if !value.is_object() {
-        return Err("the text must be a JSON object".into());
+        return Err("the JSON text must be an object: enclose the fields in { and }".into());
     }
     let (mut names, mut count) = (Vec::new(), 0);
     let mut note = |path: Path<'_>| {
@@ -175,7 +175,7 @@ fn read<T: DeserializeOwned>(value: Value, unknown: Unknown) -> Result<T, String
     })?;
     match (unknown, names.first()) {
         (Unknown::Refused, Some(name)) => {
-            return Err(one_line(&format!("{name}: unknown field; correct its name, or leave it out")));
+            return Err(one_line(&format!("{name}: unknown field; correct the name, or leave this field out")));
         }
         (Unknown::Ignored, Some(_)) => {
             let more = if count > names.len() { format!(" and {} more", count - names.len()) } else { String::new() };

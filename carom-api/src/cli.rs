@@ -383,7 +383,7 @@ mod tests {
             (&["--kernel", "k", "--event-monitor", "fd=1"][..], "--event-monitor fd"),
             (
                 &["--kernel", "k", "--event-monitor", "/e"][..],
-                "--event-monitor: '/e' is neither path=FILE nor fd=NUMBER",
+                "--event-monitor: '/e' must have exactly one of path=FILE and fd=NUMBER",
             ),
             (&["--kernel", "k", "--api-socket", ""][..], "--api-socket"),
             (

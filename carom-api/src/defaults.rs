@@ -41,7 +41,7 @@ impl VmDefaults {
             bounce.complete();
             bounce.check(&VmConfig::default().memory)?;
         } else if self.all_behind_iommu {
-            let rule = "needs --iommu-bounce: without it, a VM that is created without devices has no virtio-iommu for devices added later";
+            let rule = "needs --iommu-bounce, so that a VM without devices has a virtio-iommu for devices that are added later";
             return Err(ConfigError::new(Self::ALL_BEHIND_IOMMU, rule));
         }
         Ok(())

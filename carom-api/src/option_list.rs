@@ -153,7 +153,7 @@ impl OptionList {
 
 /// Parses a single number, or a list such as `[0,2-4]` without spaces.
 fn parse_numbers(text: &str) -> Result<Vec<u16>, String> {
-    let wrong = || format!("'{text}' is neither a number nor a list of numbers such as [0,2-4]");
+    let wrong = || format!("'{text}' must be a number from 0 to 65535, or a list of numbers such as [0,2-4]");
     let inner = match text.strip_prefix('[') {
         Some(inner) => inner.strip_suffix(']').ok_or_else(wrong)?,
         None => text,

@@ -91,10 +91,10 @@ const MALFORMED: &str = r#"
 --user-device path=/s => --user-device: unknown key 'path'…
 --disk readonly=on => --disk: 'path=' is required
 --disk path=/x,direct=yes => --disk direct: 'yes' is neither 'on' nor 'off'
---disk path=/x,num_queues=65536 => --disk num_queues: is negative, too large, or not a whole number
+--disk path=/x,num_queues=65536 => --disk num_queues: '65536' is not a whole number from 0 to 65535
 --disk path=/x,image_type=vhdx => --disk image_type: 'vhdx' is not one of 'raw', 'qcow2', 'vhd' or 'fixedvhd'
 --disk path=/x,lock_granularity=no => --disk lock_granularity: 'no' is neither…
---disk path=/x,pci_segment=-1 => --disk pci_segment: is negative, too large, or not a whole number
+--disk path=/x,pci_segment=-1 => --disk pci_segment: '-1' is not a whole number from 0 to 65535
 --disk path=/x,bw_size=1 => --disk bw_refill_time: is required: a rate limit needs a size and a refill time
 --disk vhost_user=on,socket=/s,vhost_socket=/s => --disk socket: is given twice, as socket and as vhost_socket: leave one out
 --net iommu=yes => --net iommu: 'yes' is neither 'on' nor 'off'
@@ -102,10 +102,10 @@ const MALFORMED: &str = r#"
 --net ip=300.1.1.1 => --net ip: is not an IP address, such as 192.168.249.1 or fd00::1
 --net ip=1.2.3 => --net ip: is not an IP address, such as 192.168.249.1 or fd00::1
 --net ip=10.0.0.1/24 => --net ip: is not an IP address, such as 192.168.249.1 or fd00::1
---net mtu=65536 => --net mtu: is negative, too large, or not a whole number
+--net mtu=65536 => --net mtu: '65536' is not a whole number from 0 to 65535
 --net host_mac=01:00:00:00:00:00 => --net host_mac: is a multicast or zero address…
 --net mac=02:00 => --net mac: is not an address of the form…
---net pci_segment=x => --net pci_segment: is negative, too large, or not a whole number
+--net pci_segment=x => --net pci_segment: 'x' is not a whole number from 0 to 65535
 --net fd=2 => --net fd: '2' is not a descriptor number above 2
 --net fd=[3,x] => --net fd: 'x' is not a descriptor number above 2
 --net fd=[3,4,3] => --net fd: 3 is given twice: every pair of queues needs its own descriptor
@@ -114,7 +114,7 @@ const MALFORMED: &str = r#"
 --net vhost_mode=both => --net vhost_mode: 'both' is neither 'client' nor 'server'
 --fs socket=/s => --fs: 'tag=' is required
 --fs tag=t => --fs: 'socket=' is required
---fs tag=t,socket=/s,num_queues=x => --fs num_queues: is negative, too large, or not a whole number
+--fs tag=t,socket=/s,num_queues=x => --fs num_queues: 'x' is not a whole number from 0 to 65535
 --fs tag=t,socket=/s,dax=on => --fs: unknown key 'dax'…
 --pmem size=2M => --pmem: 'file=' is required
 --iommu-bounce threshold=0 => --iommu-bounce threshold: '0' is neither 'auto' nor a size of 1 to 4294967295 bytes
@@ -123,8 +123,8 @@ const MALFORMED: &str = r#"
 --rng source=/x => --rng: unknown key 'source'…
 --vsock socket=/s => --vsock: 'cid=' is required
 --vsock cid=3 => --vsock: 'socket=' is required
---vsock cid=three,socket=/s => --vsock cid: is negative, too large, or not a whole number
---vsock cid=3,socket=/s,pci_segment=65536 => --vsock pci_segment: is negative, too large, or not a whole number
+--vsock cid=three,socket=/s => --vsock cid: 'three' is not a whole number from 0 to 18446744073709551615
+--vsock cid=3,socket=/s,pci_segment=65536 => --vsock pci_segment: '65536' is not a whole number from 0 to 65535
 --vsock cid=3,path=/s => --vsock: unknown key 'path'…
 --balloon deflate_on_oom=on => --balloon: 'size=' is required
 --balloon size=much => --balloon size: …
@@ -142,26 +142,26 @@ const MALFORMED: &str = r#"
 --cpus most=2 => --cpus: unknown key 'most'; known keys: boot, max, topology, max_phys_bits, nested, affinity
 --cpus boot=2,max_phys_bits=-1 => --cpus max_phys_bits: '-1' is not a number of bits: write a number such as 46
 --cpus boot=2,topology=1:2:1 => --cpus topology: '1:2:1' must be four numbers THREADS:…
---cpus affinity=[x@[1]] => --cpus affinity: 'x' is negative, too large, or not a whole number
---cpus affinity=[0@[1,x]] => --cpus affinity: '[1,x]' is neither a number nor…
+--cpus affinity=[x@[1]] => --cpus affinity: 'x' is not a whole number from 0 to…
+--cpus affinity=[0@[1,x]] => --cpus affinity: '[1,x]' must be a number from 0 to 65535, or…
 --cpus affinity=[0] => --cpus affinity: '[0]' is not a list of pairs…
 --memory size=12Q => --memory size: '12Q' is not a size…
---memory size=64M,hotplug_method=virtio-mem => --memory hotplug_method: 'virtio-mem' is not supported: leave it out; RAM is hot-plugged…
+--memory size=64M,hotplug_method=virtio-mem => --memory hotplug_method: 'virtio-mem' is not supported: leave the key out; RAM is hot-plugged…
 --memory-zone size=1G => --memory-zone: 'id=' is required
 --memory-zone id=a => --memory-zone: 'size=' is required
 --memory-zone id=a,size=1G,hotplug_size=1G => --memory-zone hotplug_size: '1G' is not supported…
 --numa cpus=0 => --numa: 'guest_numa_id=' is required
---numa guest_numa_id=0,distances=[1@256] => --numa distances: '256' is negative, too large, or not a whole number
+--numa guest_numa_id=0,distances=[1@256] => --numa distances: '256' is not a whole number from 0 to 255
 --platform vmgenid=1 => --platform vmgenid: '1' is neither 'on' nor 'off'
 --platform num_pci_segments=two => --platform num_pci_segments: 'two' is not a number of segments: write a number from 1 to 16
---platform iommu_segments=[x] => --platform iommu_segments: '[x]' is neither a number nor a list of numbers such as [0,2-4]
+--platform iommu_segments=[x] => --platform iommu_segments: '[x]' must be a number from 0 to 65535, or a list of numbers such as [0,2-4]
 --pci-segment mmio32_aperture_weight=1 => --pci-segment: 'pci_segment=' is required
 --rate-limit-group bw_size=1,bw_refill_time=1 => --rate-limit-group: 'id=' is required
 --rate-limit-group id=g => --rate-limit-group: has no limit: give bw_size and bw_refill_time, or ops_size and ops_refill_time
 --rate-limit-group id=g,bw_size=1 => --rate-limit-group bw_refill_time: is required: a rate limit needs a size and a refill time
 --rate-limit-group id=g,ops_refill_time=1 => --rate-limit-group ops_size: is required: a rate limit needs a size and a refill time
 --rate-limit-group id=g,ops_one_time_burst=1 => --rate-limit-group ops_size: is required: a rate limit needs a size and a refill time
---rate-limit-group id=g,bw_size=1,bw_refill_time=x => --rate-limit-group bw_refill_time: is negative, too large, or not a whole number
+--rate-limit-group id=g,bw_size=1,bw_refill_time=x => --rate-limit-group bw_refill_time: 'x' is not a whole number from 0 to…
 --serial pipe => --serial: 'pipe' is neither key=value nor one of off, null, tty, pty
 --serial socket => --serial: 'socket' is neither key=value nor one of off, null, tty, pty
 --serial pty=/p => --serial: unknown key 'pty'; known keys: file, socket

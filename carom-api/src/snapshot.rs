@@ -170,7 +170,7 @@ impl RestoreConfig {
                 _ if self.net_fds[..place].iter().any(|other| other.id == *id) => {
                     format!("'{id}' is given twice: leave one out")
                 }
-                None => format!("the snapshot has no network device '{id}': leave it out"),
+                None => format!("the snapshot has no network device '{id}': remove this device from net_fds"),
                 Some(net) if net.fds.is_empty() => {
                     format!(
                         "network device '{id}' used no descriptors of a client when it was saved: remove this device from net_fds"
@@ -199,7 +199,7 @@ impl RestoreConfig {
                 _ if self.zone_updates[..place].iter().any(|other| other.id == *id) => {
                     format!("'{id}' is given twice: leave one out")
                 }
-                None => format!("the snapshot has no memory zone '{id}': leave it out"),
+                None => format!("the snapshot has no memory zone '{id}': remove this zone from zone_updates"),
                 Some(zone) => {
                     zone.host_numa_node = Some(*host_numa_node);
                     continue;
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(refused(r#", "net_fds": null"#, 0), needs);
         assert_eq!(
             refused(r#", "net_fds": [{"id": "c", "num_fds": 1}]"#, 1),
-            "net_fds: the snapshot has no network device 'c': leave it out"
+            "net_fds: the snapshot has no network device 'c': remove this device from net_fds"
         );
         let without = "net_fds: network device 'b' used no descriptors of a client when it was saved: remove this device from net_fds";
         assert_eq!(refused(r#", "net_fds": [{"id": "b", "num_fds": 1}]"#, 1), without);
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(zone(r#"{"id": "y", "host_numa_node": 1}"#), Ok(Some(1)));
         assert_eq!(
             zone(r#"{"id": "z", "host_numa_node": 1}"#),
-            Err("zone_updates: the snapshot has no memory zone 'z': leave it out".into())
+            Err("zone_updates: the snapshot has no memory zone 'z': remove this zone from zone_updates".into())
         );
     }
 

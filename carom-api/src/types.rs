@@ -286,7 +286,7 @@ impl IommuBounceChange {
         if let Some(budget) = self.budget {
             let (field, max) = (Field::only("budget"), config.max);
             ensure(budget != 0 && budget.is_multiple_of(CHUNK_SIZE), field, || {
-                format!("{budget} bytes are not a positive multiple of {}M", CHUNK_SIZE / MIB)
+                format!("is {budget} bytes, but must be a multiple of {0}M and at least {0}M", CHUNK_SIZE / MIB)
             })?;
             ensure(budget <= max, field, || {
                 format!("{budget} bytes exceed the {max} bytes of iommu_bounce.max, with which the VM was created")
@@ -330,7 +330,7 @@ impl VmResize {
         })?;
         let (more, step) = (wanted - has, HOTPLUG_GRANULE >> 20);
         ensure(more.is_multiple_of(HOTPLUG_GRANULE), Self::DESIRED_RAM, || {
-            format!("{wanted} bytes must exceed the guest's {has} bytes by a multiple of {step}M")
+            format!("{wanted} bytes exceed the guest's {has} bytes by {more} bytes, which is not a multiple of {step}M")
         })?;
         let room = config.hotplug_size.saturating_sub(added);
         ensure(more <= room, Self::DESIRED_RAM, || {
@@ -404,7 +404,7 @@ mod tests {
                 IommuBounceChange { budget: Some(4 << 20), max_mapped: Some(max_mapped), ..Default::default() };
             let error = wanted.apply(&mut changed).unwrap_err().to_string();
             assert!(
-                error.starts_with("max_mapped: ") && error.contains("not a positive multiple of 4096 up to"),
+                error.starts_with("max_mapped: ") && error.contains("must be a multiple of 4096 from 4096 to"),
                 "{error}"
             );
             assert_eq!(changed, config());

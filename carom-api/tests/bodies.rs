@@ -45,7 +45,7 @@ fn unknown_fields_change_nothing_where_they_are_ignored() {
 
 #[test]
 fn unsupported_fields_are_refused_with_an_alternative() {
-    let devices = "leave it out; use disks, network devices, file systems, host devices (devices) or devices of other processes (user_devices)";
+    let devices = "leave this field out; use disks, network devices, file systems, host devices (devices) or devices of other processes (user_devices)";
     for (field, message) in [
         (
             json!({"debug_console": {"mode": "Tty"}}),
@@ -57,7 +57,7 @@ fn unsupported_fields_are_refused_with_an_alternative() {
         ),
         (
             json!({"debug_console": {"mode": "Off", "file": "/f"}}),
-            r#"debug_console.file: "/f" is not supported: leave it out; use the serial port (serial) or the paravirtual console (console)"#,
+            r#"debug_console.file: "/f" is not supported: leave this field out; use the serial port (serial) or the paravirtual console (console)"#,
         ),
         (
             json!({"debug_console": {}}),
@@ -90,15 +90,15 @@ fn unsupported_fields_are_refused_with_an_alternative() {
         ),
         (
             json!({"payload": {"igvm": "/a\nb"}}),
-            r#"payload.igvm: "/a\nb" is not supported: leave it out; the guest boots payload.kernel or payload.firmware"#,
+            r#"payload.igvm: "/a\nb" is not supported: leave this field out; the guest boots payload.kernel or payload.firmware"#,
         ),
         (
             json!({"payload": {"igvm": "x".repeat(65)}}),
-            "payload.igvm: is not supported: leave it out; the guest boots payload.kernel or payload.firmware",
+            "payload.igvm: is not supported: leave this field out; the guest boots payload.kernel or payload.firmware",
         ),
         (
             json!({"devices": [{"path": "/d"}, {"path": "/e", "fd": 3}]}),
-            "devices[1].fd: 3 is not supported: leave it out; give the path of the device",
+            "devices[1].fd: 3 is not supported: leave this field out; give the path of the device",
         ),
     ] {
         let mut body = json!({"payload": {"kernel": "/k"}});
@@ -106,7 +106,7 @@ fn unsupported_fields_are_refused_with_an_alternative() {
         assert_eq!(config(&body).unwrap_err(), message, "{body}");
     }
     let error = parse_device::<DeviceConfig>(br#"{"path": "/d", "fd": 3}"#, DeviceConfig::OPTION).unwrap_err();
-    assert_eq!(error, "fd: 3 is not supported: leave it out; give the path of the device");
+    assert_eq!(error, "fd: 3 is not supported: leave this field out; give the path of the device");
 }
 
 #[test]

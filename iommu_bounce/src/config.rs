@@ -187,7 +187,7 @@ pub enum ConfigError {
         granule: u64,
     },
     /// The host can translate no IOVA of the input range.
-    #[error("endpoint {0:#x}: the host can translate no IOVA of the engine's input_range")]
+    #[error("endpoint {0:#x}: the host cannot translate any IOVA of the engine's input_range")]
     EndpointRange(EndpointId),
     /// The endpoint starts in bypass mode, but the host cannot map all RAM for the endpoint.
     #[error(

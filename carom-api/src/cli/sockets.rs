@@ -76,7 +76,8 @@ impl<O: OptionName> std::str::FromStr for FileOrFd<O> {
 
     /// Parses `path=FILE` or `fd=NUMBER`. If [`OptionName::BARE_PATH`] is true, a path alone is allowed too.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let wrong = || ConfigError::new(O::OPTION, format!("'{text}' is neither path=FILE nor fd=NUMBER"));
+        let wrong =
+            || ConfigError::new(O::OPTION, format!("'{text}' must have exactly one of path=FILE and fd=NUMBER"));
         if !text.contains('=') {
             return if O::BARE_PATH && !text.is_empty() { Ok(Self::Path(text.into())) } else { Err(wrong()) };
         }

@@ -159,7 +159,7 @@ impl MemoryConfig {
         for (key, said) in said {
             ensure_in_terms(!said, Self::OPTION.key(key), |terms| {
                 let off = if key == "size" { "must be 0" } else { "must be left out" };
-                format!("{off} with {}: set it for each zone instead", Self::ZONES.name(terms))
+                format!("{off} with {}: set {key} for each zone instead", Self::ZONES.name(terms))
             })?;
         }
         ensure_in_terms(self.hotplug_size == 0, Self::HOTPLUG_SIZE, |terms| {
@@ -224,7 +224,7 @@ mod tests {
             let name = key.trim_end_matches("=on");
             assert_eq!(
                 refused,
-                format!("--memory {name}: must be left out with --memory-zone: set it for each zone instead")
+                format!("--memory {name}: must be left out with --memory-zone: set {name} for each zone instead")
             );
         }
         assert!(of("size=64M").check().unwrap_err().to_string().starts_with("--memory size: must be 0 with"));

@@ -121,7 +121,11 @@ impl MemoryZoneConfig {
         let low = (*size).min(LOW_MEMORY.saturating_sub(start));
         let fits = *size != 0 && size.is_multiple_of(MEMORY_GRANULE) && *size <= MAX_MEMORY;
         let (granule, most) = (MEMORY_GRANULE / MIB, MAX_MEMORY / GIB);
-        check(fits, Self::SIZE, &format!("{size} bytes are not a positive multiple of {granule}M up to {most}G"))?;
+        check(
+            fits,
+            Self::SIZE,
+            &format!("has {size} bytes, but must have a multiple of {granule}M from {granule}M to {most}G"),
+        )?;
         let is_used = *hugepages || self.hugepage_size.is_none();
         check(is_used, Self::HUGEPAGE_SIZE, "needs hugepages to be on")?;
         check([2 * MIB, GIB].contains(&page), Self::HUGEPAGE_SIZE, &format!("{page} is neither 2M nor 1G"))?;
@@ -135,7 +139,7 @@ impl MemoryZoneConfig {
         let rule = "must be off if shared or hugepages is on: the host merges only private pages";
         check(!self.mergeable || !self.can_be_shared(), Self::MERGEABLE, rule)?;
         let exists = node.is_none_or(|node| node <= MAX_HOST_NODE);
-        check(exists, Self::HOST_NUMA_NODE, &format!("is above the maximum of {MAX_HOST_NODE}"))?;
+        check(exists, Self::HOST_NUMA_NODE, &format!("the host node is above the maximum of {MAX_HOST_NODE}"))?;
         let rule =
             "cannot be combined with a shared file: the host kernel does not move pages that other processes allocated";
         check(node.is_none() || !self.shared || !has_file, Self::HOST_NUMA_NODE, rule)
@@ -159,8 +163,11 @@ mod tests {
             MemoryZoneConfig::check_all(&zones).err().map(|error| error.to_string())
         };
         for (texts, start) in [
-            (&["id=a,size=1M"][..], "--memory-zone size: zone 'a': 1048576 bytes are not a positive multiple of 2M"),
-            (&["id=a,size=0"], "--memory-zone size: zone 'a': 0 bytes are not a positive multiple"),
+            (
+                &["id=a,size=1M"][..],
+                "--memory-zone size: zone 'a': has 1048576 bytes, but must have a multiple of 2M from 2M to",
+            ),
+            (&["id=a,size=0"], "--memory-zone size: zone 'a': has 0 bytes, but must have a multiple"),
             (&["id=a,size=2M", "id=a,size=2M"], "--memory-zone id: 'a' is given twice: every zone needs its own id"),
             (&["id=a,size=1G,hugepage_size=2M"], "--memory-zone hugepage_size: zone 'a': needs hugepages"),
             (
@@ -179,7 +186,7 @@ mod tests {
             (&["id=a,size=2M,shared=on,mergeable=on"], "--memory-zone mergeable: zone 'a': must be off"),
             (
                 &["id=a,size=2M,host_numa_node=1024"],
-                "--memory-zone host_numa_node: zone 'a': is above the maximum of 1023",
+                "--memory-zone host_numa_node: zone 'a': the host node is above the maximum of 1023",
             ),
             (
                 &["id=a,size=2M,host_numa_node=0,shared=on,file=/f"],

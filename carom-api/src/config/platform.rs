@@ -302,7 +302,7 @@ mod tests {
                 "segment 3 does not exist: the last segment is 2; raise --platform num_pci_segments for more segments",
             ),
             ("[1,0-1]", "segment 1 is given twice: list it once"),
-            ("[x]", "'[x]' is neither a number nor a list of numbers such as [0,2-4]"),
+            ("[x]", "'[x]' must be a number from 0 to 65535, or a list of numbers such as [0,2-4]"),
         ] {
             assert_eq!(iommu(text).unwrap_err().to_string(), format!("--platform iommu_segments: {rule}"));
         }

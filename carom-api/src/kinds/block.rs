@@ -150,7 +150,10 @@ impl DiskConfig {
             (Some(_), false) => return refused(Self::VHOST_SOCKET, "is only valid with vhost_user on"),
             (None, true) => return refused(Self::VHOST_USER, "is on, so vhost_socket is required"),
             (None, false) if is_empty(&self.path) => {
-                return refused(Self::PATH, "is required unless vhost_user is on with a vhost_socket");
+                return refused(
+                    Self::PATH,
+                    "is required: give the path of an image, or use a vhost-user server (vhost_user and vhost_socket)",
+                );
             }
             (None, false) => return Ok(()),
             (Some(socket), true) => check_socket(Self::VHOST_SOCKET, socket)?,
@@ -199,7 +202,7 @@ impl KindConfig for DiskConfig {
         check_queue_size(Self::QUEUE_SIZE, self.queue_size, QUEUE_SIZES)?;
         let serial = self.serial.as_deref().unwrap_or_default();
         let fits = serial.len() <= SERIAL_BYTES && !serial.contains('\0');
-        ensure(fits, Self::SERIAL, || format!("must have at most {SERIAL_BYTES} bytes and no zero byte"))?;
+        ensure(fits, Self::SERIAL, || format!("must have at most {SERIAL_BYTES} bytes and contain no NUL byte"))?;
         let has_one_limit = self.rate_limit_group.is_none() || self.rate_limiter_config.is_none();
         ensure(
             has_one_limit,

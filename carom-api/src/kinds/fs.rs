@@ -80,7 +80,7 @@ impl KindConfig for FsConfig {
              guest-physical addresses"
         })?;
         let tag_fits = (1..=TAG_BYTES).contains(&self.tag.len()) && !self.tag.contains('\0');
-        ensure(tag_fits, Self::TAG, || format!("must have 1 to {TAG_BYTES} bytes and no zero byte"))?;
+        ensure(tag_fits, Self::TAG, || format!("must have 1 to {TAG_BYTES} bytes and contain no NUL byte"))?;
         check_queues(Self::NUM_QUEUES, self.num_queues, MAX_QUEUES)?;
         check_queue_size(Self::QUEUE_SIZE, self.queue_size, QUEUE_SIZES)?;
         check_socket(Self::SOCKET, &self.socket)?;

@@ -94,7 +94,7 @@ impl IommuBounceConfig {
     pub(crate) fn mapped_rule(bytes: u64) -> Option<String> {
         let most = i64::MAX.cast_unsigned();
         let fits = bytes != 0 && bytes.is_multiple_of(PAGE_SIZE) && bytes <= most;
-        (!fits).then(|| format!("{bytes} bytes are not a positive multiple of {PAGE_SIZE} up to {most}"))
+        (!fits).then(|| format!("is {bytes} bytes, but must be a multiple of {PAGE_SIZE} from {PAGE_SIZE} to {most}"))
     }
 }
 
@@ -125,7 +125,7 @@ impl KindConfig for IommuBounceConfig {
         }
         let (is_whole, chunk) = (|bytes: u64| bytes.is_multiple_of(CHUNK_SIZE), CHUNK_SIZE / MIB);
         ensure(size != 0 && is_whole(size), Self::SIZE, || {
-            format!("{size} bytes are not a positive multiple of {chunk}M")
+            format!("is {size} bytes, but must be a multiple of {chunk}M and at least {chunk}M")
         })?;
         ensure(is_whole(max), Self::MAX, || format!("{max} bytes are not a multiple of {chunk}M"))?;
         ensure(max >= size, Self::MAX, || format!("{max} bytes are less than size ({size} bytes)"))?;

@@ -274,7 +274,9 @@ impl KindConfig for NetConfig {
         let mtu = self.mtu.unwrap_or(MIN_MTU);
         ensure(mtu >= MIN_MTU, Self::MTU, || format!("{mtu} is below the minimum of {MIN_MTU}"))?;
         ensure(self.tap.as_deref().is_none_or(is_interface_name), Self::TAP, || {
-            format!("is not a valid interface name: use 1 to {MAX_NAME} bytes without '/', ':', '%' or blanks")
+            format!(
+                "is not a valid interface name: use 1 to {MAX_NAME} ASCII letters, digits or punctuation marks except '/', ':' and '%'; the names '.' and '..' are not allowed"
+            )
         })?;
         if let Some(mask) = self.mask {
             self.check_mask(mask)?;

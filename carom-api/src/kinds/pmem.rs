@@ -62,7 +62,7 @@ impl PmemConfig {
     pub fn check_size(size: u64) -> Result<(), ConfigError> {
         let fits = size != 0 && size.is_multiple_of(GRANULE) && size <= MAX_SIZE;
         ensure(fits, Self::SIZE, || {
-            format!("{size} bytes are not a positive multiple of {}M up to {MAX_SIZE} bytes", GRANULE / MIB)
+            format!("is {size} bytes, but must be a multiple of {0}M from {0}M to {MAX_SIZE} bytes", GRANULE / MIB)
         })
     }
 }
@@ -99,7 +99,7 @@ mod tests {
             let error = pmem.check(&MemoryConfig::default()).unwrap_err().explain(Terms::Json);
             assert_eq!(
                 error,
-                format!("pmem.size: {size} bytes are not a positive multiple of 2M up to {MAX_SIZE} bytes")
+                format!("pmem.size: is {size} bytes, but must be a multiple of 2M from 2M to {MAX_SIZE} bytes")
             );
         }
     }

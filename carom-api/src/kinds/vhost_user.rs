@@ -32,7 +32,7 @@ pub(super) fn check_queue_size(field: Field, size: u16, sizes: RangeInclusive<u1
 pub(super) fn check_socket(field: Field, path: &Path) -> Result<(), ConfigError> {
     let path = path.as_os_str().as_bytes();
     let fits = (1..=MAX_PATH).contains(&path.len()) && !path.contains(&0);
-    ensure(fits, field, || format!("is not a path of 1 to {MAX_PATH} bytes without a zero byte"))
+    ensure(fits, field, || format!("the path is invalid: use 1 to {MAX_PATH} bytes that contain no NUL byte"))
 }
 
 /// Checks that the guest's RAM can be shared with the server.

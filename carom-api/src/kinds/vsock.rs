@@ -95,7 +95,10 @@ mod tests {
         }
         for socket in [String::new(), "x".repeat(108), "a\0b".into()] {
             let config = VsockConfig { socket: socket.into(), ..vsock("cid=3,socket=/s") };
-            assert_eq!(refused(&config), "vsock.socket: is not a path of 1 to 107 bytes without a zero byte");
+            assert_eq!(
+                refused(&config),
+                "vsock.socket: the path is invalid: use 1 to 107 bytes that contain no NUL byte"
+            );
         }
         let longest = VsockConfig { socket: "x".repeat(107).into(), ..vsock("cid=3,socket=/s") };
         assert_eq!(longest.check(&MemoryConfig::default()), Ok(()));

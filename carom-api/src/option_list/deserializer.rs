@@ -242,8 +242,6 @@ enum Form {
     Number,
     /// Words that stand for variants.
     Words(&'static [(&'static str, &'static str)]),
-    /// One half of a pair `NUMBER@VALUE`.
-    Half,
 }
 
 /// Reader for the value of one key.
@@ -270,10 +268,9 @@ impl<'a> Reader<'a> {
 
     pub(super) fn number<T: FromStr>(self) -> Result<T, ConfigError> {
         let text = self.text()?;
-        text.parse().map_err(|_| match self.form {
-            Form::Half => self.error(format!("'{text}' is negative, too large, or not a whole number")),
-            _ => self.error("is negative, too large, or not a whole number"),
-        })
+        // All callers read unsigned integers.
+        let most = u64::MAX >> (64 - 8 * size_of::<T>());
+        text.parse().map_err(|_| self.error(format!("'{text}' is not a whole number from 0 to {most}")))
     }
 }
 
@@ -396,7 +393,7 @@ impl<'de> Deserializer<'de> for Element<'_, '_> {
         let wrong =
             || list.error(format!("'{}' is not a list of pairs NUMBER@VALUE, such as [0@[2,3],1@[4]]", list.raw));
         let halves = grammar::split_at_sign(self.raw.trim()).filter(|_| self.of.is_list).ok_or_else(wrong)?;
-        let halves = [halves.0, halves.1].map(|raw| Reader { raw, form: Form::Half, ..list });
+        let halves = [halves.0, halves.1].map(|raw| Reader { raw, form: Form::Usual, ..list });
         if halves.iter().any(|half| half.raw.is_empty() || half.raw == "\"\"") {
             return Err(wrong());
         }

@@ -57,10 +57,10 @@ impl UnsupportedKey {
             _ if value.is_empty() => return Ok(()),
             Neutral::Bool(false) => (matches!(lower.as_str(), "off" | "false"), "the only supported value is off"),
             Neutral::Bool(true) => (matches!(lower.as_str(), "on" | "true"), "the only supported value is on"),
-            Neutral::Number(number) => (parse_size(value) == Ok(number), "leave it out"),
-            Neutral::Text(text) => (lower == text.to_lowercase(), "leave it out"),
-            Neutral::NoElements | Neutral::NoFields => (value == "[]", "leave it out"),
-            Neutral::Null | Neutral::ModeOff => (false, "leave it out"),
+            Neutral::Number(number) => (parse_size(value) == Ok(number), "leave the key out"),
+            Neutral::Text(text) => (lower == text.to_lowercase(), "leave the key out"),
+            Neutral::NoElements | Neutral::NoFields => (value == "[]", "leave the key out"),
+            Neutral::Null | Neutral::ModeOff => (false, "leave the key out"),
         };
         if is_neutral {
             return Ok(());
@@ -108,7 +108,8 @@ mod tests {
             "--cpus kvm_hyperv: 'on' is not supported: the only supported value is off; the guest gets KVM's paravirtual features, not Hyper-V's"
         );
         assert!(
-            refused(("--memory", "memory"), "hotplugged_size", "1G").contains("'1G' is not supported: leave it out")
+            refused(("--memory", "memory"), "hotplugged_size", "1G")
+                .contains("'1G' is not supported: leave the key out")
         );
         assert!(refused(("--device", "devices"), "fd", "7").ends_with("give the path of the device"));
         assert!(refused(("--restore", "--restore"), "net_fds", "[a@[3]]").contains("SCM_RIGHTS"));

@@ -89,10 +89,20 @@ impl Engine {
         }
         self.evict_all();
         self.accept_features(state.accepted);
-        if state.window.is_some() != self.windows.is_some() {
-            return Err(RestoreError::Window(
-                "the state and the engine must both have bounce windows, or neither: restore with the configuration that was saved".into(),
-            ));
+        match (state.window.is_some(), self.windows.is_some()) {
+            (true, false) => {
+                return Err(RestoreError::Window(
+                    "the saved VM has bounce windows, but this VM has none: restore with the configuration that was saved"
+                        .into(),
+                ));
+            }
+            (false, true) => {
+                return Err(RestoreError::Window(
+                    "this VM has bounce windows, but the saved VM has none: restore with the configuration that was saved"
+                        .into(),
+                ));
+            }
+            _ => {}
         }
         let own = self.windows.as_ref().map(|windows| windows.config.aperture.clone().into_inner());
         if let (Some((start, end)), Some(own)) = (state.window.and_then(|window| window.aperture), own)
@@ -139,8 +149,11 @@ impl Engine {
     fn restore_domain(&mut self, state: &DomainState) -> Result<(), RestoreError> {
         let domain = state.domain;
         let refused = |what: String| move |status| RestoreError::Domain { domain, what, status };
-        if state.endpoints.is_empty() || self.domains.contains_key(&domain) {
-            return Err(refused("a domain that occurs twice or has no endpoint".into())(Status::Inval));
+        if state.endpoints.is_empty() {
+            return Err(refused("this domain, which has no endpoint".into())(Status::Inval));
+        }
+        if self.domains.contains_key(&domain) {
+            return Err(refused("this domain, which occurs twice".into())(Status::Inval));
         }
         for &endpoint in &state.endpoints {
             let flags = if state.bypass { ATTACH_F_BYPASS } else { 0 };

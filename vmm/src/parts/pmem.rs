@@ -99,7 +99,7 @@ mod tests {
         };
         assert!(refused("").starts_with(&format!("--pmem {path}: No such file")), "{}", refused(""));
         File::create(&path).unwrap().set_len(3 << 20).unwrap();
-        let whole = "--pmem size: 3145728 bytes are not a positive multiple of 2M up to 1099511627776 bytes";
+        let whole = "--pmem size: is 3145728 bytes, but must be a multiple of 2M from 2M to 1099511627776 bytes";
         assert_eq!(refused(""), whole);
         assert_eq!(
             refused(",size=4M"),

@@ -332,10 +332,10 @@ fn bounce_windows_of_a_vm_that_is_not_booted_can_be_changed() {
     assert_eq!(change(&json!({"max_mapped": 96 << 20})).0, 204);
     assert_eq!(change(&json!({})).0, 204);
     for (body, start) in [
-        (json!({"budget": 1}), "budget: 1 bytes are not a positive multiple of 2M"),
+        (json!({"budget": 1}), "budget: is 1 bytes, but must be a multiple of 2M and at least 2M"),
         (json!({"budget": 2_u64 << 30}), "budget: 2147483648 bytes exceed the 1073741824 bytes"),
         (json!({"threshold": -1}), "threshold: "),
-        (json!({"max_mapped": 5000}), "max_mapped: 5000 bytes are not a positive multiple of 4096"),
+        (json!({"max_mapped": 5000}), "max_mapped: is 5000 bytes, but must be a multiple of 4096"),
     ] {
         let (status, error) = change(&body);
         assert_eq!(status, 400, "{error}");

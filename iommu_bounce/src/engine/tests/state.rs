@@ -53,15 +53,15 @@ fn state_that_is_refused_leaves_a_fresh_engine() {
     let cases: [(Spoil, &str); 15] = [
         (|s| s.version = 2, "version 2"),
         (|s| s.accepted |= 1 << 3, "the driver accepted the features"),
-        (|s| s.window = None, "both have bounce windows"),
+        (|s| s.window = None, "this VM has bounce windows, but the saved VM has none"),
         (|s| s.window.as_mut().unwrap().budget = 1 << 40, "window: the window budget"),
         (
             |s| s.window.as_mut().unwrap().aperture = Some((HIGH, HIGH + CHUNK - 1)),
             "the saved aperture is 0x200000000 to",
         ),
         (|s| s.domains[0].endpoints[1] = 77, "domain 1: cannot restore endpoint 0x4d (status NoEnt)"),
-        (|s| s.domains[0].endpoints.clear(), "domain 1: cannot restore a domain that occurs twice"),
-        (|s| s.domains[1].domain = 1, "domain 1: cannot restore a domain that occurs twice"),
+        (|s| s.domains[0].endpoints.clear(), "domain 1: cannot restore this domain, which has no endpoint"),
+        (|s| s.domains[1].domain = 1, "domain 1: cannot restore this domain, which occurs twice"),
         (|s| s.domains[0].mappings[0].gpa = 1 << 40, "domain 1: cannot restore mapping at 0x0 (status Inval)"),
         (|s| s.domains[0].mappings[1].start = 0x2000, "domain 1: cannot restore mapping at 0x2000 (status Inval)"),
         (|s| s.domains[0].chunks[0].index = 99, "domain 1: cannot restore chunk at 0xe0030000 (status Inval)"),
