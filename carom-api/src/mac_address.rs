@@ -50,7 +50,7 @@ impl FromStr for MacAddress {
         }
         // The same check as in Linux (`is_valid_ether_addr()`).
         if bytes[0] & 1 != 0 || bytes == [0; 6] {
-            return Err("is a multicast or zero address: a device needs a unicast address");
+            return Err("is not a unicast address: the first byte must be even, and the bytes must not all be 0");
         }
         Ok(Self(bytes))
     }

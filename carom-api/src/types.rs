@@ -447,7 +447,11 @@ mod tests {
         assert_eq!(VmResize::default().more_ram(&config, 0), Ok(0));
         let shrink = "desired_ram: 536870912 bytes are less than the guest's 1073741824 bytes: the RAM of a running guest cannot shrink, but a balloon can take RAM back";
         assert_eq!(more(1 << 29, 0), Err(shrink.into()));
-        assert!(more((1 << 30) + (64 << 20), 0).unwrap_err().ends_with("by a multiple of 128M"));
+        assert!(
+            more((1 << 30) + (64 << 20), 0)
+                .unwrap_err()
+                .ends_with("by 67108864 bytes, which is not a multiple of 128M")
+        );
         let full = "desired_ram: 1342177280 bytes would add 268435456 bytes to the guest's RAM, but memory.hotplug_size leaves room for only 134217728 bytes";
         assert_eq!(more(1280 << 20, 384 << 20), Err(full.into()));
     }

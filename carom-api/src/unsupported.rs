@@ -108,7 +108,7 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     ),
     field("ivshmem", Neutral::Null, "VMs cannot share memory with each other"),
     field("memory.hotplug_method", Neutral::Text("Acpi"), "RAM is hot-plugged by ACPI (vm.resize)"),
-    field("memory.hotplugged_size", Neutral::Number(0), "the VM boots with memory.size, and vm.resize adds to it"),
+    field("memory.hotplugged_size", Neutral::Number(0), "the VM boots with memory.size, and vm.resize adds RAM"),
     field(
         "memory.zones.*.hotplug_size",
         Neutral::Number(0),

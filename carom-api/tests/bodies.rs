@@ -86,7 +86,7 @@ fn unsupported_fields_are_refused_with_an_alternative() {
         ),
         (
             json!({"memory": {"size": 1 << 30, "hotplugged_size": 5}}),
-            "memory.hotplugged_size: 5 is not supported: the only supported value is 0; the VM boots with memory.size, and vm.resize adds to it",
+            "memory.hotplugged_size: 5 is not supported: the only supported value is 0; the VM boots with memory.size, and vm.resize adds RAM",
         ),
         (
             json!({"payload": {"igvm": "/a\nb"}}),

@@ -202,21 +202,18 @@ impl NetConfig {
 
     /// Checks that exactly one backend is configured: an interface, or a vhost-user server.
     fn check_server(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
+        const ONLY_CLIENT: &str = "must be client mode: the server listens, and Carom connects to it";
         let refused = |field: Field, rule: &str| Err(ConfigError::new(field, rule));
         let socket = match (&self.vhost_socket, self.vhost_user) {
             (Some(_), false) => return refused(Self::VHOST_SOCKET, "is only valid with vhost_user on"),
             (None, true) => return refused(Self::VHOST_USER, "is on, so vhost_socket is required"),
             (None, false) if self.vhost_mode == VhostMode::Server => {
-                return refused(Self::VHOST_MODE, "is only valid with vhost_user on");
+                return refused(Self::VHOST_MODE, ONLY_CLIENT);
             }
             (None, false) => return Ok(()),
             (Some(socket), true) => socket,
         };
-        ensure(
-            self.vhost_mode == VhostMode::Client,
-            Self::VHOST_MODE,
-            || "must be client mode: the server listens, and Carom connects to it",
-        )?;
+        ensure(self.vhost_mode == VhostMode::Client, Self::VHOST_MODE, || ONLY_CLIENT)?;
         check_socket(Self::VHOST_SOCKET, socket)?;
         let of_interface = [
             (Self::TAP, self.tap.is_some()),

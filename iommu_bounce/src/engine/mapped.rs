@@ -39,7 +39,9 @@ impl Engine {
             && self.bypass
             && let Err(status) = self.settle_all()
         {
-            log::warn!("virtio-iommu: some endpoints in bypass mode have no access to RAM yet (status {status:?})");
+            log::warn!(
+                "virtio-iommu: some endpoints in bypass mode have no access to RAM yet (status {status:?}); check the limits on locked memory (ulimit -l) and on mapped RAM"
+            );
         }
         Ok(())
     }

@@ -88,7 +88,7 @@ fn grows_twice_and_keeps_it_over_a_reboot(kernel: Kernel) {
     let vmm = boot(kernel, true, "", json!({"iommu_bounce": {"size": 16 * MIB}}));
     let booted = wait_for_figure(&vmm, "CAROM-READY", 1);
     for (mib, part) in [
-        (576, "by a multiple of 128M"),
+        (576, "which is not a multiple of 128M"),
         (384, "RAM of a running guest cannot shrink"),
         (1152, "leaves room for only 536870912"),
     ] {
