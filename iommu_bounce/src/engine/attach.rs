@@ -196,7 +196,7 @@ impl Engine {
             Err(ExchangeError::Undone(status)) => Err(status),
             Err(ExchangeError::Lost(status)) => {
                 log::error!(
-                    "virtio-iommu: endpoint {id:#x} lost all access to memory: ATTACH failed, and the host could not map the old domain again; reboot the guest"
+                    "virtio-iommu: endpoint {id:#x} lost all access to memory: ATTACH failed, and the host could not restore the previous mappings; reboot the guest"
                 );
                 self.forget_content(place, old);
                 if let Some(old) = old {
