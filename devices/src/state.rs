@@ -37,7 +37,7 @@ pub enum StateError {
     },
     /// The state has a format that this program does not read.
     #[error(
-        "the state of '{kind}' has version {found}, but this program reads only version {wanted}: restore it with the release that saved it"
+        "the state of '{kind}' has version {found}, but this program reads only version {wanted}: restore the VM with the Carom release that saved the VM"
     )]
     Version {
         /// Kind of the device.
@@ -64,7 +64,7 @@ pub enum StateError {
         rule: String,
     },
     /// The device has state that cannot be saved, such as the state of a host device.
-    #[error("the state cannot be saved: {0}")]
+    #[error("{0}")]
     Unsupported(&'static str),
     /// The error concerns one device.
     #[error("{id}: {source}")]
@@ -149,7 +149,7 @@ mod tests {
         );
         assert_eq!(
             refused("register", 4),
-            "the state of 'register' has version 3, but this program reads only version 4: restore it with the release that saved it"
+            "the state of 'register' has version 3, but this program reads only version 4: restore the VM with the Carom release that saved the VM"
         );
         let state = DeviceState::new("register", 3, &[1, 2]).unwrap();
         assert!(

@@ -165,8 +165,8 @@ fn vcpu_affinity_without_a_usable_host_cpu_is_refused() {
     let refused = carom.call("PUT", "vm.create", Some(&body(json!([]))));
     assert_eq!(refused, (400, json!(["cpus.affinity: vCPU 1 has an empty list of host CPUs: name at least one"])));
     carom.put("vm.create", Some(&body(json!([there, 1023]))));
-    let rule = "cpus.affinity: vCPU 1: CPU 1023 of the host does not exist, is offline, or is not allowed for this \
-                program (see Cpus_allowed_list in /proc/self/status)";
+    let rule = "cpus.affinity: vCPU 1: cannot use CPU 1023 of the host: the CPU must be online, and in \
+                Cpus_allowed_list of /proc/self/status";
     assert_eq!(carom.call("PUT", "vm.boot", None), (400, json!([rule])));
     assert_eq!(carom.call("GET", "vm.info", None).1["state"], "Created");
 }

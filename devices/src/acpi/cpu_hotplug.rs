@@ -177,7 +177,7 @@ impl CpuHotplug {
                 return Err(StateError::rule(
                     field,
                     format!(
-                        "the saved list names processor {number}, but the other saved fields exclude this processor: restore from an unmodified snapshot"
+                        "the saved list contains processor {number}, which contradicts the other saved fields: restore from an unmodified snapshot"
                     ),
                 ));
             }
@@ -417,10 +417,10 @@ mod tests {
             (
                 "came",
                 json!([4]),
-                "came: the saved list names processor 4, but the other saved fields exclude this processor: restore from an unmodified snapshot",
+                "came: the saved list contains processor 4, which contradicts the other saved fields: restore from an unmodified snapshot",
             ),
-            ("leaving", json!([3]), "leaving: the saved list names processor 3"),
-            ("to_go", json!([u32::MAX]), "to_go: the saved list names processor 4294967295"),
+            ("leaving", json!([3]), "leaving: the saved list contains processor 3"),
+            ("to_go", json!([u32::MAX]), "to_go: the saved list contains processor 4294967295"),
         ] {
             let mut state = good.clone();
             state[field] = value;

@@ -53,9 +53,11 @@ impl Loss {
     fn hint(&self, origin: &Origin) -> &'static str {
         match (self.cause, origin.supply) {
             (Cause::Poisoned, _) => "; replace the memory module that the host's log names",
-            (_, Supply::File) => "; the file was truncated, its file system is full, or the file cannot be read",
+            (_, Supply::File) => {
+                "; make sure that the file has its full size and is readable, and that its file system has free space"
+            }
             (_, Supply::HugePages) => "; no huge page is free: reserve more, see /sys/kernel/mm/hugepages",
-            (_, Supply::Memory) => "; the host is out of memory, or cannot read its swap space",
+            (_, Supply::Memory) => "; make sure that the host has free memory and can read its swap space",
         }
     }
 

@@ -78,7 +78,7 @@ pub trait PciDevice: Send + Sync {
     /// The device has state that cannot be saved.
     fn save(&self) -> Result<DeviceState, StateError> {
         Err(StateError::Unsupported(
-            "host devices and devices of other processes cannot save their state; remove the device first",
+            "the state of host devices and of devices of other processes cannot be saved; remove the device first",
         ))
     }
     /// Restores `state` into a device that was just created or reset. After the call, the device is paused. The caller must claim the
@@ -89,7 +89,7 @@ pub trait PciDevice: Send + Sync {
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let _ = state;
         Err(StateError::Unsupported(
-            "host devices and devices of other processes cannot save their state; remove the device first",
+            "the state of host devices and of devices of other processes cannot be restored: restore from an unmodified snapshot",
         ))
     }
 }

@@ -136,7 +136,7 @@ impl HotplugRegisters {
         let states = lock(&self.states);
         if states.iter().any(|state| state.leaving | state.gone != 0) {
             return Err(StateError::Unsupported(
-                "a device is being removed; save the VM after the guest has released it",
+                "the VM cannot be saved while a device is being removed; save the VM after the guest has released the device",
             ));
         }
         let mut came = states.iter().map(|state| state.came);

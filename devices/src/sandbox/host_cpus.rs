@@ -20,9 +20,7 @@ thread_local! {
 #[derive(Debug, Error)]
 pub enum PinError {
     /// One of the CPUs cannot be used.
-    #[error(
-        "CPU {0} of the host does not exist, is offline, or is not allowed for this program (see Cpus_allowed_list in /proc/self/status)"
-    )]
+    #[error("cannot use CPU {0} of the host: the CPU must be online, and in Cpus_allowed_list of /proc/self/status")]
     Missing(u32),
     /// The host kernel returned another error.
     #[error("cannot start a thread on the configured CPUs of the host: {0}")]

@@ -53,7 +53,10 @@ pub enum VfioPciError {
         path: PathBuf,
     },
     /// No vfio-user server listens on the socket.
-    #[error("{}: {source}; start the vfio-user server first, and give the socket that it listens on", path.display())]
+    #[error(
+        "{}: {source}; start the vfio-user server first, name the server's socket, and give carom access to this socket",
+        path.display()
+    )]
     NoServer {
         /// Path of the socket.
         path: PathBuf,
@@ -117,8 +120,8 @@ pub enum VfioPciError {
     },
     /// Another process or device uses the IOMMU group.
     #[error(
-        "IOMMU group {group} of {name} is in use by another process (end that process), or by another device of this VM \
-         (devices of one group can be passed through together only with iommu=off)"
+        "IOMMU group {group} of {name} is already in use: only one process can use the devices of a group, and one VM can \
+         have several devices of a group only with iommu=off"
     )]
     Busy {
         /// Address of the function.
@@ -166,8 +169,8 @@ pub enum VfioPciError {
     },
     /// IOMMUFD denies access to the IOMMU group.
     #[error(
-        "IOMMU group {group} of {name} cannot be used: either another process uses a device of the group (end that process), \
-         or interrupt remapping is off on the host (enable it, or set parameter allow_unsafe_interrupts of module iommufd)"
+        "IOMMUFD denies access to IOMMU group {group} of {name}: end other processes that use a device of the group, and turn on \
+         interrupt remapping on the host (or set parameter allow_unsafe_interrupts of module iommufd)"
     )]
     NotOurs {
         /// Address of the function.

@@ -88,7 +88,9 @@ where
         self.open = false;
         // Here, `None` means that the chain is broken: after the last descriptor of a valid chain, `open` is false.
         let Some(descriptor) = self.chain.next() else {
-            return Some(Err("a descriptor chain leaves its table, has an invalid link, or forms a loop"));
+            return Some(Err(
+                "the links of a descriptor chain must stay in the chain's table, and must not form a loop",
+            ));
         };
         if self.left == 0 {
             return Some(Err("a descriptor chain is longer than the queue"));

@@ -73,16 +73,13 @@ mod tests {
         let there = u32::try_from((0..CpuSet::MAX_CPU).find(|cpu| usable.is_set(*cpu)).unwrap()).unwrap();
         let of = |vcpu, host_cpus: &[u32]| CpuAffinity { vcpu, host_cpus: host_cpus.into() };
         let refused = of_vcpus(&[of(1, &[there]), of(0, &[there, 1023])]).unwrap_err();
-        let rule = "vCPU 0: CPU 1023 of the host does not exist, is offline, or is not allowed for this \
-                    program (see Cpus_allowed_list in /proc/self/status)";
+        let rule = "vCPU 0: cannot use CPU 1023 of the host: the CPU must be online, and in Cpus_allowed_list of \
+                    /proc/self/status";
         assert_eq!(refused.explain(Terms::Json), format!("cpus.affinity: {rule}"));
         assert!(refused.is_user_error());
         let queue = VirtQueueAffinity { queue_index: 3, host_cpus: vec![1023] };
         let refused = of_queues(&[queue]).unwrap_err().explain(Terms::Options);
-        assert!(
-            refused.starts_with("--disk queue_affinity: queue 3: CPU 1023 of the host does not exist"),
-            "{refused}"
-        );
+        assert!(refused.starts_with("--disk queue_affinity: queue 3: cannot use CPU 1023 of the host: "), "{refused}");
     }
 
     #[test]

@@ -148,10 +148,7 @@ mod tests {
         file.as_file().set_len(1024).unwrap();
         let first = open(&config).unwrap();
         let held = refused(&config);
-        assert!(
-            held.starts_with(&format!("disks.path: {path}: is already used by this VM, by another disk")),
-            "{held}"
-        );
+        assert!(held.starts_with(&format!("disks.path: {path}: is already used by this VM, as the image")), "{held}");
         drop(first);
         std::fs::write(file.path(), [b"QFI\xfb".as_slice(), &[0; 1020]].concat()).unwrap();
         let other = refused(&config);

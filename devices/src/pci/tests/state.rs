@@ -121,5 +121,5 @@ fn function_that_cannot_be_saved_is_named() {
     }
     let (machine, _) = bus();
     machine.root.add(PciAddress::on_root_bus(7), Arc::new(Stuck(Function::new(7, &[])))).unwrap();
-    assert!(machine.root.save().unwrap_err().to_string().starts_with("vfio0: the state cannot be saved: host devices"));
+    assert!(machine.root.save().unwrap_err().to_string().starts_with("vfio0: the state of host devices and"));
 }

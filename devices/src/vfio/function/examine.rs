@@ -95,7 +95,7 @@ pub(crate) struct FunctionLayout {
 pub(crate) fn examine(name: &str, host: &dyn HostFunction, line: Option<u8>) -> Result<FunctionLayout, VfioPciError> {
     let size = host.config_size();
     if size < u64::from(regs::EXTENDED) {
-        let what = format!("VFIO reports {size} bytes of configuration space instead of 256 or 4096");
+        let what = format!("the configuration space has {size} bytes, but a PCI function has 256 or 4096 bytes");
         return Err(VfioPciError::Nonsense { name: name.to_string(), what });
     }
     let header_type = byte(host, regs::HEADER_TYPE) & !MULTIFUNCTION;
@@ -111,7 +111,7 @@ pub(crate) fn examine(name: &str, host: &dyn HostFunction, line: Option<u8>) -> 
     link_extended(&mut layout, host);
     if has_pin && layout.msi.is_none() && layout.msix.is_none() && !intx {
         warn!(
-            "{name}: the guest gets no interrupts from this device, because it has only INTx, which the host cannot forward"
+            "{name}: the guest gets no interrupts from this device, because the device has only INTx, which cannot be forwarded to the guest"
         );
     }
     Ok(layout)
@@ -204,7 +204,10 @@ fn link_standard(name: &str, layout: &mut FunctionLayout, host: &dyn HostFunctio
         match visible {
             Ok(()) => seen.push(*found),
             Err(why) => {
-                warn!("{name}: capability {:#x} at {:#x} is hidden from the guest: it {why}", found.id, found.offset);
+                warn!(
+                    "{name}: the guest does not see capability {:#x} at {:#x}, because the capability {why}",
+                    found.id, found.offset
+                );
                 layout.view.fix(found.offset, &vec![0; usize::from(end - found.offset)]);
             }
         }
@@ -275,7 +278,7 @@ fn emulate_msix(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u1
     let vectors = (word(host, offset + 2) & regs::MSIX_TABLE_SIZE) + 1;
     let irqs = host.irq_count(IrqKind::Msix);
     if u32::from(vectors) > irqs {
-        return Err(format!("has {vectors} vectors, but VFIO supports only {irqs}"));
+        return Err(format!("has {vectors} vectors, but only {irqs} interrupts are available"));
     }
     let place = |register: u32, len: u64| {
         let [low, ..] = register.to_le_bytes();

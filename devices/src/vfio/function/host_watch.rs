@@ -48,7 +48,7 @@ impl HostWatch {
                     // Continue without this notice, because the other notice may still work.
                     Err(error) => {
                         warn!(
-                            "{name}: Carom will miss the host's {kind:?} notices about this device, because it cannot register for them: {error}"
+                            "{name}: Carom will miss the host's {kind:?} notices about this device, because Carom cannot register for the notices: {error}"
                         );
                     }
                 }

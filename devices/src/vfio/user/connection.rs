@@ -444,7 +444,7 @@ impl Connection {
             let why = if of_budget < of_operation {
                 "is too slow: its recent answers delayed other threads for too long in total".to_string()
             } else {
-                format!("has not answered {} for {limit} s", command.name())
+                format!("did not answer {} in time (limit: {limit} s)", command.name())
             };
             self.shared.give_up(&why);
             Err(CallError::Gone)

@@ -97,14 +97,16 @@ impl UserServer {
     pub fn share(&self, region: &RamRegion) -> Result<(), VfioPciError> {
         let fail = |source| VfioPciError::Host {
             what: format!(
-                "cannot give guest RAM to the vfio-user server {} (set iommu=on for the device, so that it needs no access to all RAM)",
+                "cannot give guest RAM to the vfio-user server {} (with iommu=on, the server needs only the memory that the guest maps for the device)",
                 self.client.name()
             ),
             source,
         };
         let everything = Permissions::READ | Permissions::WRITE;
         let (gpa, len) = (region.start_addr().raw_value(), region.len());
-        let file = region.file_offset().ok_or_else(|| fail(io::ErrorKind::Unsupported.into()))?;
+        let file = region
+            .file_offset()
+            .ok_or_else(|| fail(io::Error::new(io::ErrorKind::Unsupported, "no file backs the RAM")))?;
         if is_of_reserved_pages(file.file()).map_err(fail)? {
             return Err(fail(io::Error::other(
                 "the RAM has reserved huge pages (--memory hugepages=on), which a server could free; turn hugepages off, or set iommu=on for the device",

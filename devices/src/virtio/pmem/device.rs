@@ -100,7 +100,7 @@ impl VirtioDevice for VirtioPmem {
     fn save(&self) -> Result<DeviceState, StateError> {
         if self.file.is_none() {
             return Err(StateError::Unsupported(
-                "with discard_writes=on, the content of the persistent memory is only in this process; remove the device first",
+                "persistent memory with discard_writes=on cannot be saved, because its content is only in this process; remove the device first",
             ));
         }
         DeviceState::new(STATE.0, STATE.1, &PmemState { size: self.size })

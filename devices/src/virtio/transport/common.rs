@@ -186,8 +186,8 @@ impl CommonConfig {
         }
         if accepted && !self.features_fit(state.driver_features) {
             let rule = format!(
-                "the saved features {:#x} lack a required feature, or contain a feature that the device does not offer (offered: {:#x}): restore with the configuration that was saved, on a host that supports the features",
-                state.driver_features, self.offered
+                "the saved features {:#x} must include all required features {:#x}, and no features other than the offered features {:#x}: restore with the configuration that was saved, on a host that supports the features",
+                state.driver_features, self.needed, self.offered
             );
             return Err(StateError::rule("driver_features", rule));
         }
@@ -200,7 +200,7 @@ impl CommonConfig {
             }
             if queue.enabled && !accepted || queue.served.is_some() && !(queue.enabled && running) {
                 return rule(
-                    "a saved queue cannot be enabled before FEATURES_OK, or served before DRIVER_OK: restore from an unmodified snapshot",
+                    "a saved queue can be enabled only if the saved status has FEATURES_OK, and can be served only if the queue is enabled and the status has DRIVER_OK: restore from an unmodified snapshot",
                 );
             }
         }

@@ -238,7 +238,7 @@ impl VirtioPciDevice {
                     Some(queues) => self.start(&common, queues, driver),
                     None => self.state.fail(
                         driver,
-                        &"the rings of a queue are misaligned, or outside the memory that the device can access",
+                        &"the rings of a queue must be aligned, and in memory that the device can access",
                     ),
                 }
             }
@@ -509,7 +509,12 @@ impl PciDevice for VirtioPciDevice {
         self.device.restore(&state.device)?;
         // Build the queues after the device is restored. The check of the rings needs the device's mappings, and these mappings are part of
         // the state of the device or the IOMMU.
-        let unusable = || StateError::rule("common.queues", "saved rings are misaligned or not in the device's memory");
+        let unusable = || {
+            StateError::rule(
+                "common.queues",
+                "the saved rings must be aligned, and in memory that the device can access",
+            )
+        };
         let mut queues = self.build_queues(&common).ok_or_else(unusable)?;
         for (queue, setup) in queues.iter_mut().zip(&state.common.queues) {
             match (queue, setup.served) {

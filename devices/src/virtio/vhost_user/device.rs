@@ -26,7 +26,8 @@ use crate::virtio::device::read_bytes;
 use crate::virtio::{DeviceError, DeviceProperties, Driver, QueueState, VirtioDevice};
 
 /// Error text for an attempt to save or restore the device.
-const NO_STATE: &str = "the state is in the vhost-user server; remove the device first";
+const NO_STATE: &str =
+    "a vhost-user device cannot be saved or restored, because its state is in the server; remove the device first";
 
 /// Front end of a vhost-user device.
 pub struct VhostUserDevice {

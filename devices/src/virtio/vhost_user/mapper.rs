@@ -73,7 +73,7 @@ impl VhostUserMapper {
                 let part = FilePart { file: place.file.try_clone()?, offset: place.offset };
                 self.shared.session_first().add_region(RegionName::Device(range.address), range.len as u64, part)
             }
-            None => Err(ServerError::Unfit("cannot map memory that no file backs".into())),
+            None => Err(ServerError::Unfit("can map only memory that a file backs".into())),
         };
         match given {
             Ok(()) => {

@@ -106,7 +106,7 @@ impl Buffers {
             let buffer = buffer?;
             if buffer.writable != writable {
                 return Err(if writable {
-                    "a buffer of the receive or event queue is device-readable"
+                    "a buffer of this queue is device-readable, but must be device-writable"
                 } else {
                     "a transmit buffer is device-writable"
                 });

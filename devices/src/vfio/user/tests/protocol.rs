@@ -63,7 +63,7 @@ fn missing_server_is_a_user_error() {
     };
     assert!(full.is_user_error());
     let error = Client::with_limit("/run/x", waiting.remove(0), Arc::new(Nothing), LIMIT).err().unwrap().to_string();
-    assert!(error.contains("has not answered VERSION"), "{error}");
+    assert!(error.contains("did not answer VERSION"), "{error}");
 }
 
 #[test]
@@ -118,10 +118,10 @@ fn server_that_breaks_the_protocol_is_gone() {
 #[test]
 fn silence_and_death_end_every_wait() {
     for (instead, threads, part) in [
-        ((|| Instead::Silence) as fn() -> Instead, 4, "has not answered REGION_READ for 1 s"),
+        ((|| Instead::Silence) as fn() -> Instead, 4, "did not answer REGION_READ in time (limit: 1 s)"),
         (|| Instead::Close, 4, "closed the connection"),
         // The server sends only a part of an answer.
-        (|| Instead::Bytes(vec![1, 0, 9, 0, 36]), 1, "has not answered"),
+        (|| Instead::Bytes(vec![1, 0, 9, 0, 36]), 1, "did not answer"),
     ] {
         let is_noticed = || {
             let (_server, client) = impatient_client(Server::that(Command::RegionRead, instead))?;

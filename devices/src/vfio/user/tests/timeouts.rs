@@ -40,7 +40,10 @@ fn vectors_sent_one_by_one_share_a_time_limit() {
         let events: Vec<_> = (0..16).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
         let events: Vec<_> = events.iter().map(borrow).collect();
         assert!(matches!(client.enable_irqs(wire::MSIX_IRQS, &events), Err(CallError::Gone)));
-        Some(count(&server, Command::SetIrqs) <= 5 && is_gone(&client, "has not answered DEVICE_SET_IRQS for 1 s"))
+        Some(
+            count(&server, Command::SetIrqs) <= 5
+                && is_gone(&client, "did not answer DEVICE_SET_IRQS in time (limit: 1 s)"),
+        )
     }));
 }
 
@@ -53,7 +56,10 @@ fn parts_of_an_unmap_share_a_time_limit() {
         }
         rig.mapper.unmap(0, 0x6000).unwrap();
         assert!(!rig.table.read(0x5000, &mut [0]));
-        Some(count(&rig.server, Command::DmaUnmap) <= 3 && is_gone(&rig.client, "has not answered DMA_UNMAP for 1 s"))
+        Some(
+            count(&rig.server, Command::DmaUnmap) <= 3
+                && is_gone(&rig.client, "did not answer DMA_UNMAP in time (limit: 1 s)"),
+        )
     }));
 }
 
@@ -63,7 +69,7 @@ fn requests_of_one_exit_share_a_time_limit() {
         let (_server, client) = impatient_client(slow(Command::RegionRead, LIMIT * 2 / 5))?;
         let _exit = Operation::begin();
         let answered = (0..3).take_while(|_| client.read_region(0, 0, &mut [0; 4]).is_ok()).count();
-        Some(answered == 2 && is_gone(&client, "has not answered REGION_READ for 1 s"))
+        Some(answered == 2 && is_gone(&client, "did not answer REGION_READ in time (limit: 1 s)"))
     }));
 }
 
@@ -97,7 +103,7 @@ fn server_with_trickling_bytes_is_dropped_within_limit() {
     assert!(in_some_try(|| {
         let (_server, client) = impatient_client(dribbling(LIMIT / 12))?;
         assert!(client.read_region(0, 0x40, &mut [0; 4]).is_err());
-        Some(is_gone(&client, "has not answered REGION_READ for 1 s"))
+        Some(is_gone(&client, "did not answer REGION_READ in time (limit: 1 s)"))
     }));
 }
 

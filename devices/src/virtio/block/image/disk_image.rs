@@ -443,7 +443,9 @@ mod tests {
             let refused = disk.resize(bytes).unwrap_err().to_string();
             assert_eq!(
                 refused,
-                format!("{bytes} bytes are not a positive multiple of the disk's block size, 512 bytes")
+                format!(
+                    "the new size is {bytes} bytes, but must be a positive multiple of the disk's block size, 512 bytes"
+                )
             );
         }
         // This size is larger than the maximum size of a file.

@@ -17,7 +17,7 @@ pub enum ImageError {
     #[error("is neither a file nor a block device: name a file or block device with a disk image")]
     Kind,
     /// This process has already locked the image, for another disk or as a backing file.
-    #[error("is already used by this VM, by another disk or as a backing file; {}", if *.read_only { "to share it, open it read-only everywhere" } else { "a writable image can have only one user" })]
+    #[error("is already used by this VM, as the image or a backing file of a disk; {}", if *.read_only { "to share it, open it read-only everywhere" } else { "a writable image can have only one user" })]
     Used {
         /// True if this open was read-only.
         read_only: bool,
@@ -77,7 +77,7 @@ pub enum ImageError {
 #[derive(Debug, Error)]
 pub enum ResizeError {
     /// The new size is zero or not a multiple of the block size.
-    #[error("{bytes} bytes are not a positive multiple of the disk's block size, {block} bytes")]
+    #[error("the new size is {bytes} bytes, but must be a positive multiple of the disk's block size, {block} bytes")]
     Blocks {
         /// Requested size in bytes.
         bytes: u64,
@@ -96,7 +96,7 @@ pub enum ResizeError {
     },
     /// Another process has locked bytes that would be added to the disk.
     #[error(
-        "cannot grow the image: another process has locked the bytes to be added; try again when it has released them"
+        "cannot grow the image: another process has locked the bytes to be added; try again when that process has released these bytes"
     )]
     Locked,
     /// The host rejected the operation.
