@@ -48,10 +48,12 @@ pub struct WindowMemoryConfig {
 #[derive(Debug, Error)]
 pub enum WindowError {
     /// The chunk size is invalid.
-    #[error("chunk_size is {0:#x}: it must be a power of two of at least {MIN_CHUNK:#x} bytes")]
+    #[error("chunk_size is {0:#x}, but must be a power of two of at least {MIN_CHUNK:#x} bytes")]
     ChunkSize(u64),
     /// The region does not consist of whole chunks.
-    #[error("region_size is {region:#x}: it must be a positive multiple of chunk_size, {chunk:#x} bytes")]
+    #[error(
+        "region_size is {region:#x}, but must be a positive multiple of chunk_size ({chunk:#x} bytes), and less than 2^32 chunks"
+    )]
     RegionSize {
         /// Size of the region in bytes.
         region: u64,

@@ -196,7 +196,7 @@ fn link_standard(name: &str, layout: &mut FunctionLayout, host: &dyn HostFunctio
         let visible = match u8::try_from(found.id) {
             Ok(regs::CAP_MSI) if layout.msi.is_none() => emulate_msi(layout, host, found.offset, end),
             Ok(regs::CAP_MSIX) if layout.msix.is_none() => emulate_msix(layout, host, found.offset, end),
-            Ok(regs::CAP_MSI | regs::CAP_MSIX) => Err("occurs twice".to_string()),
+            Ok(regs::CAP_MSI | regs::CAP_MSIX) => Err("has the same ID as an earlier capability".to_string()),
             Ok(regs::CAP_PM) => emulate_power(layout, found.offset, end),
             _ if found.id == CAP_ENHANCED_ALLOCATION => Err("contains fixed addresses of the host".to_string()),
             _ => Ok(()),

@@ -94,7 +94,7 @@ pub(super) fn check(file: &File, writable: bool) -> Result<Header, ImageError> {
 fn counts_header(file: &File, start: u64, cluster: u64) -> Result<bool, ImageError> {
     if !start.is_multiple_of(cluster) || start > MOST_BYTES {
         return Err(ImageError::Malformed(format!(
-            "the image's refcount table at {start:#x} is not aligned to a cluster; check the image with qemu-img check"
+            "the image's refcount table is at {start:#x}, but must be aligned to a cluster and within the host's maximum file size; check the image with qemu-img check"
         )));
     }
     let page = PAGE as u64;
@@ -136,8 +136,12 @@ mod tests {
             (35, 1, "is encrypted"),
             (63, 2, "2 internal snapshots"),
             (37, 0x40, "more than 33554432 bytes"),
-            (54, 1, "refcount table at 0x10100 is not aligned to a cluster; check the image with qemu-img check"),
-            (48, 0x80, "refcount table at 0x8000000000010000 is not aligned"),
+            (
+                54,
+                1,
+                "refcount table is at 0x10100, but must be aligned to a cluster and within the host's maximum file size; check",
+            ),
+            (48, 0x80, "refcount table is at 0x8000000000010000, but must be"),
             (53, 2, "no refcount block for its first clusters"),
             (59, 0, "no refcount block for its first clusters"),
         ] {
