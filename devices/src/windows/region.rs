@@ -102,7 +102,7 @@ impl Region {
             // SAFETY: The range was just mapped. Neither advice changes its bytes or its access rights.
             if let Err(error) = unsafe { madvise(address, place.len, advice) } {
                 warn!(
-                    "cannot exclude window memory from forks or core dumps, so forks or core dumps are larger: {error}"
+                    "cannot exclude window memory from forks and core dumps, so forks may be slower and core dumps larger: {error}"
                 );
             }
         }

@@ -107,8 +107,8 @@ fn limit_reached(error: &io::Error, missing_memory: impl FnOnce() -> Option<Stri
             let limit = getrlimit(Resource::Memlock).current;
             let limit = limit.map_or_else(|| "unlimited".to_string(), |bytes| format!("{bytes} bytes"));
             Some(format!(
-                "the host cannot pin more memory for this process: make sure that the host has free memory, and raise the limit on locked memory \
-                 (now {limit}; see ulimit -l and LimitMEMLOCK=) or give the process CAP_IPC_LOCK"
+                "the host cannot pin more memory for this process: the host needs free memory, and the process needs CAP_IPC_LOCK or a higher \
+                 limit on locked memory (now {limit}; see ulimit -l and LimitMEMLOCK=)"
             ))
         }
         libc::EFAULT => Some(missing_memory().unwrap_or_else(|| {

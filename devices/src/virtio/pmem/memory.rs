@@ -39,7 +39,7 @@ impl Mapping {
             // SAFETY: The range was just mapped, and neither advice changes its bytes or its access.
             if let Err(error) = unsafe { madvise(start, len, advice) } {
                 warn!(
-                    "cannot exclude the file of persistent memory from forks or core dumps, so forks or core dumps are larger: {error}"
+                    "cannot exclude the file of persistent memory from forks and core dumps, so forks may be slower and core dumps larger: {error}"
                 );
             }
         }
