@@ -107,7 +107,7 @@ fn limit_reached(error: &io::Error, missing_memory: impl FnOnce() -> Option<Stri
             let limit = getrlimit(Resource::Memlock).current;
             let limit = limit.map_or_else(|| "unlimited".to_string(), |bytes| format!("{bytes} bytes"));
             Some(format!(
-                "the host cannot pin more memory for this process: the host needs free memory, and the process needs CAP_IPC_LOCK or a higher \
+                "the host cannot pin more memory for this process: the host needs free memory, and the process needs CAP_IPC_LOCK or a sufficient \
                  limit on locked memory (now {limit}; see ulimit -l and LimitMEMLOCK=)"
             ))
         }
