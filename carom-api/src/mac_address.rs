@@ -86,7 +86,7 @@ mod tests {
             assert!(wrong.parse::<MacAddress>().unwrap_err().starts_with("is not an address"), "{wrong}");
         }
         for group in ["01:00:5e:00:00:01", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"] {
-            assert!(group.parse::<MacAddress>().unwrap_err().contains("multicast"), "{group}");
+            assert!(group.parse::<MacAddress>().unwrap_err().contains("unicast"), "{group}");
         }
     }
 
