@@ -174,8 +174,10 @@ pub trait GuestRam: Send + Sync {
 /// Reason why window memory could not be backed or released.
 #[derive(Debug, Error)]
 pub enum ChunkError {
-    /// No chunk is free, or the host is out of memory. The guest sees `NOMEM`.
-    #[error("no window chunk is free, or the host is out of memory: use larger windows, or free host memory")]
+    /// No chunk is free, or the host is out of a resource, such as memory or open files. The guest sees `NOMEM`.
+    #[error(
+        "no window chunk is free, or the host is out of memory or open files: use larger windows, free host memory, or raise the limit on open files (ulimit -n)"
+    )]
     NoResources,
     /// The host rejected the operation for another reason. The guest sees `DEVERR`.
     #[error("the host rejected the operation: {0}")]

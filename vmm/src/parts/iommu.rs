@@ -172,7 +172,7 @@ fn window(
     };
     let aperture = aperture.ok_or_else(|| {
         let rule = format!(
-            "no range of IOVAs that all devices behind the virtio-iommu can use has room for bounce windows {asked}"
+            "the devices behind the virtio-iommu have no 2 MiB of usable IOVAs in common for bounce windows {asked}"
         );
         ConfigError::new(IommuBounceConfig::OPTION, rule)
     })?;

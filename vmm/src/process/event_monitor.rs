@@ -169,7 +169,7 @@ fn line<P: Serialize>(start: Instant, source: &str, event: &str, properties: Opt
     let mut line = write(serde_json::to_vec(&Event { timestamp, source, event, properties }))?;
     if line.len() >= MAX_EVENT {
         log::warn!(
-            "event {source}:{event}: its properties are omitted because the line is too long ({} bytes)",
+            "event {source}:{event}: its properties are omitted because the line has {} bytes, more than the maximum of {MAX_EVENT}",
             line.len()
         );
         let properties = Some(Omitted { omitted_bytes: line.len() });

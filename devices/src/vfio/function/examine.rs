@@ -145,7 +145,7 @@ fn bars(name: &str, host: &dyn HostFunction) -> Result<Vec<Bar>, VfioPciError> {
             let register = dword(host, regs::BAR0 + 4 * u16::from(index));
             let bar = bar(index, register, size).ok_or_else(|| VfioPciError::Nonsense {
                 name: name.to_string(),
-                what: format!("BAR {index} is invalid: register {register:#x}, size {size:#x}"),
+                what: format!("BAR {index} is invalid: the register has the value {register:#x}, and the size is {size:#x} bytes; the type must be valid, and the size a power of two that this type allows"),
             })?;
             bars.push(bar);
             index += u8::from(bar.kind.is_64bit());

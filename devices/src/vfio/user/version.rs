@@ -66,7 +66,7 @@ pub(super) fn parse(answer: &[u8]) -> Result<Abilities, String> {
     let data: Data = match text.trim() {
         "" => Data::default(),
         text => serde_json::from_str(text)
-            .map_err(|error| format!("sent capabilities that are not valid JSON: {error}; update the server"))?,
+            .map_err(|error| format!("sent capabilities that Carom cannot parse: {error}; update the server"))?,
     };
     let Capabilities { max_msg_fds, max_data_xfer_size, max_dma_maps, pgsizes } = data.capabilities;
     if max_msg_fds == 0 {
