@@ -319,7 +319,11 @@ impl Claims {
         let in_the_way = |(at, other): &(usize, &Claim)| *at != index && other.lies_in(space, address, size);
         let others: Vec<usize> = self.list.iter().enumerate().filter(in_the_way).map(|(at, _)| at).collect();
         if let Some(other) = others.iter().map(|at| &self.list[*at]).find(|other| other.belongs_there()) {
-            return Err(format!("BAR {} of {} occupies this address", other.bar().index, other.access.device.id()));
+            return Err(format!(
+                "BAR {} of {} overlaps the requested range",
+                other.bar().index,
+                other.access.device.id()
+            ));
         }
         for at in others {
             self.evict(at)?;
@@ -342,11 +346,9 @@ impl Claims {
     fn evict(&mut self, index: usize) -> Result<(), String> {
         let claim = &mut self.list[index];
         let (id, bar) = (claim.access.device.id(), claim.bar().index);
-        claim
-            .access
-            .device
-            .bar_released(bar)
-            .map_err(|error| format!("cannot remove BAR {bar} of {id} from this address: {error}"))?;
+        claim.access.device.bar_released(bar).map_err(|error| {
+            format!("BAR {bar} of {id} overlaps the requested range, and cannot be removed from there: {error}")
+        })?;
         claim.set_decoded(false);
         let space = claim.space();
         if let (Some(place), Some(map)) = (claim.place.take(), self.space.upgrade()) {

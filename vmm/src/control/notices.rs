@@ -58,10 +58,10 @@ impl<M: Machine> Control<M> {
         }
         if running {
             log::error!(
-                "device '{id}': the host reports an uncorrectable error of {host}; the VM is paused until a client resumes it"
+                "device '{id}': the host reports an uncorrectable error of {host}; Carom pauses the VM until a client resumes it"
             );
             if let Err(error) = self.pause() {
-                log::error!("cannot pause the VM: {error}");
+                log::error!("the VM is shut down, because it cannot be paused: {error}");
             }
         } else {
             // The VM was already paused, so nothing changes. With the default log level, this message is not logged.

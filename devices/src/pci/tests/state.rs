@@ -89,7 +89,10 @@ fn bars_that_overlap_or_leave_their_windows_are_refused() {
         bar["bytes"] = address.to_le_bytes()[1..].to_vec().into();
         refusal(&states)
     };
-    assert_eq!(at(0xc001_0000), "function: BAR 0: cannot be at 0xc0010000: BAR 0 of function occupies this address");
+    assert_eq!(
+        at(0xc001_0000),
+        "function: BAR 0: cannot be at 0xc0010000: BAR 0 of function overlaps the requested range"
+    );
     assert!(at(0xfee0_0000).contains("cannot be at 0xfee00000: the BAR would lie outside of the address windows"));
 }
 
