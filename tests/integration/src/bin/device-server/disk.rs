@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use anyhow::{Context, Result};
 
+use crate::iotlb;
 use crate::memory::{Fault, Memory};
 use crate::ring::{Chain, Ring};
 
@@ -60,6 +61,11 @@ pub(crate) fn serve(image: &File, ring: &mut Ring, memory: &Memory) -> Result<()
 
 /// Serves a request. Returns the number of bytes written to the request's buffers.
 fn request(image: &File, memory: &Memory, chain: &Chain) -> Result<u32, Fault> {
+    // A missing translation makes the server serve the request again. So look for missing translations before copying: the server
+    // would otherwise copy the start of a request once for each of the request's pages.
+    for part in &chain.parts {
+        memory.check(part.address, part.len as usize, if part.is_writable { iotlb::WRITE } else { iotlb::READ })?;
+    }
     let of = |is_writable: bool| chain.parts.iter().filter(move |part| part.is_writable == is_writable);
     let mut given = Vec::new();
     for part in of(false) {

@@ -94,6 +94,16 @@ impl Memory {
         region.map.as_volatile_slice().subslice(offset, len).map_err(|_| denied)
     }
 
+    /// Checks that the device may access `len` bytes at `address` with `access`, and that all translations are known.
+    pub(crate) fn check(&self, address: u64, len: usize, access: u8) -> Result<(), Fault> {
+        let mut done = 0;
+        while done < len {
+            let at = address.checked_add(done as u64).ok_or(Fault::Denied(address))?;
+            done += self.slice(at, len - done, access)?.len();
+        }
+        Ok(())
+    }
+
     /// Reads `data` from `address`.
     pub(crate) fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Fault> {
         let mut done = 0;
