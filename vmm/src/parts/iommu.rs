@@ -264,7 +264,11 @@ mod tests {
             ("", [0..=0xbfff_ffff].as_slice(), "from 0xc0000000 to 0xdfffffff or above RAM"),
         ] {
             let error = start(option, ranges).unwrap_err();
-            assert!(error.starts_with("--iommu-bounce: no range of IOVAs") && error.contains(place), "{error}");
+            assert!(
+                error.starts_with("--iommu-bounce: the devices behind the virtio-iommu have no 2 MiB of usable IOVAs")
+                    && error.contains(place),
+                "{error}"
+            );
         }
     }
 

@@ -206,7 +206,10 @@ fn disk_is_added_resized_and_removed_while_it_is_read() {
         }
         let resize = json!({"id": "disk", "desired_size": 1000});
         let (status, message) = vmm.call("PUT", "/api/v1/vm.resize-disk", Some(&resize)).unwrap();
-        assert!(status == 400 && message.to_string().contains("desired_size: the new size is 1000 bytes"), "{status}: {message}");
+        assert!(
+            status == 400 && message.to_string().contains("desired_size: the new size is 1000 bytes"),
+            "{status}: {message}"
+        );
 
         put(&vmm, "vm.remove-device", &json!({"id": "disk"}));
         vmm.wait_for(&format!("CAROM-GONE {round}\n"), 1, BOOT_TIME).unwrap();

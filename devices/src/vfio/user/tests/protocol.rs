@@ -71,7 +71,7 @@ fn handshake_errors_have_one_line() {
     let answer = |payload: &'static [u8]| Server::that(Command::Version, move || Instead::Answer(payload.to_vec()));
     assert!(refusal(answer(&[1, 0, 0, 0])).contains("version 1.0"));
     assert!(refusal(answer(&[])).contains("sent an invalid answer to VERSION"));
-    assert!(refusal(answer(&[0, 0, 1, 0, b'{', 0])).contains("not valid JSON"));
+    assert!(refusal(answer(&[0, 0, 1, 0, b'{', 0])).contains("that Carom cannot parse"));
     assert!(refusal(answer(&[0; 5000])).contains("answered VERSION with 5000 bytes"));
     assert!(refusal(Server::that(Command::Version, || Instead::Refuse(22))).contains("Invalid argument"));
     assert!(refusal(Server::that(Command::Version, || Instead::Close)).contains("closed the connection"));
