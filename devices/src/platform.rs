@@ -37,7 +37,7 @@ pub enum Space {
     Memory,
 }
 
-/// Guest address spaces, in which devices claim ranges.
+/// Guest address spaces. Devices claim ranges of them.
 pub trait AddressSpace: Send + Sync {
     /// Claims `[base, base + len)` for `device`. Fails if the range is empty, wraps, or overlaps a claimed range.
     fn insert(&self, space: Space, base: u64, len: u64, device: Arc<dyn BusDevice>) -> io::Result<()>;

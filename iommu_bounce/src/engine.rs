@@ -54,7 +54,7 @@ pub use report::DomainWindow;
 /// Maximum duration of a batch. After this time, the engine rejects further requests of the batch that take host resources.
 const MOST_OF_BATCH: Duration = Duration::from_secs(1);
 
-/// Times at which the requests of a batch were served. The end of the last request is calculated only on demand. A request takes less than
+/// Times when the requests of a batch were served. The end of the last request is calculated only on demand. A request takes less than
 /// a microsecond, so a calculation for each request would be a noticeable cost.
 #[derive(Clone, Copy)]
 struct Served {

@@ -45,7 +45,7 @@ impl Notes {
     }
 }
 
-/// Mailbox in which a VM's vCPUs and the host side of its devices leave notes for the control thread. The mailbox holds at most one event
+/// Mailbox for notes to the control thread. The VM's vCPUs and the host side of its devices leave these notes. The mailbox holds at most one event
 /// of each kind from the guest. From the host, it holds at most one notice of each kind for each device. So the mailbox does not grow if a
 /// guest repeats a request endlessly. A vCPU that leaves a note never waits, because the control thread may be waiting for this vCPU to
 /// pause.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests snapshots of a VM to which RAM can be added, in a real `carom` process with a small guest. Some tests add RAM before the snapshot.
+//! Tests snapshots of a VM with RAM hotplug, in a real `carom` process with a small guest. Some tests add RAM before the snapshot.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 
@@ -25,7 +25,7 @@ const SIZE: u64 = 3072 * MIB;
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
 
-/// Boots a guest to which 512 MiB of RAM can be added. `more` contains further fields of its configuration.
+/// Boots a guest that can get 512 MiB more RAM. `more` contains further fields of its configuration.
 fn boot(dir: &Path, more: &Value) {
     fs::write(dir.join("kernel"), elf(HALT)).unwrap();
     // Holes of shared memory stay holes in the snapshot, so saving and restoring is fast.

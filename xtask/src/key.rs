@@ -72,8 +72,7 @@ pub(crate) fn files_below(top: &Path) -> Result<Vec<(PathBuf, u32)>> {
 mod tests {
     use super::*;
 
-    /// The keys must equal the keys of the shell command `{ echo 'string a'; sha256sum <f; …; } | sha256sum`, which earlier versions used.
-    /// Other keys would invalidate cache entries that take long to build.
+    /// Earlier versions computed the keys with `sha256sum` in the shell, and the keys must stay the same. Other keys would invalidate cache entries that take long to build.
     #[test]
     fn keys_are_those_of_earlier_versions() {
         let dir = tempfile::tempdir().unwrap();

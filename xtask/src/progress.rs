@@ -21,7 +21,7 @@ pub struct Progress {
 struct Shown {
     /// True if the terminal's last line is a progress line, which the next line overwrites.
     open: bool,
-    /// Stage that was shown last, and the time at which it was shown.
+    /// Stage that was shown last, and the time when it was shown.
     last: Option<(String, Instant)>,
 }
 

@@ -15,7 +15,7 @@ use crate::RemoteError;
 use crate::client::{CallError, Client};
 use look::{History, Look};
 
-/// Maximum time between the two samples from which `--once` computes the rates.
+/// Maximum time between the two samples of `--once`. The rates are computed from these samples.
 const FIRST: Duration = Duration::from_millis(500);
 
 /// Shows the view until the user presses `q`, Escape or Ctrl-C. If `once` is set, prints the view once as text instead.

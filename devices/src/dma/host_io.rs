@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tracks operations in which the host kernel reads or writes guest memory, such as asynchronous reads of a disk's file.
+//! Tracks accesses of the host kernel to guest memory, such as asynchronous reads of a disk's file.
 //!
 //! The kernel continues such an operation even if this process unmaps the memory. So an UNMAP must first cancel the device's operations in
 //! the range, and wait for their end.

@@ -63,7 +63,7 @@ const AFTERNOON: u8 = 1 << 7;
 /// Bit of register D that reports valid memory and a valid time.
 const D_VALID: u8 = 1 << 7;
 
-/// Duration for which the clock stands still after a read of register A. A driver first reads in register A that no update is in progress.
+/// The clock stands still for this time after a read of register A. A driver first reads in register A that no update is in progress.
 /// The driver then reads field after field, and must not see the old minute with the new second. A real clock guarantees that no update
 /// follows within 244 µs. VM exits on a busy host can take longer, so this clock stands still for longer.
 const HOLD_TIME: Duration = Duration::from_millis(50);

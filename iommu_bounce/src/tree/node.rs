@@ -41,7 +41,7 @@ impl Node for Leaf {
     }
 }
 
-/// Converts a number of entries to the 8 bits in which a node stores this number.
+/// Converts a number of entries to the 8-bit form that a node stores.
 fn small(len: usize) -> u8 {
     u8::try_from(len).expect("a node has at most 32 places")
 }

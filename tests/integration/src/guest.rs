@@ -482,9 +482,9 @@ impl Outcome {
     }
 }
 
-/// True if an event that is impossible on a real CPU ended the guest's kernel: at the first instruction of the entry for system
-/// calls or interrupts, the CPU delivered an interrupt although interrupts were off. Without this project's fixes
-/// (`xtask/src/emulator.rs`), QEMU's emulation of nested guests sometimes delivers such an interrupt.
+/// True if the rig's emulator ended the guest's kernel with an interrupt that no real CPU delivers. Without this project's fixes
+/// (`xtask/src/emulator.rs`), QEMU's emulation of nested guests sometimes delivers an interrupt while interrupts are off. The
+/// interrupt then arrives at the first instruction of the kernel's entry for system calls or interrupts.
 ///
 /// A fault at the entry for interrupts counts only if the CPU used the entry stack. If a task's own stack overflows, a fault
 /// occurs at the same entry, but the overflow is an error of the guest's kernel.

@@ -26,7 +26,7 @@ const DIRECTORY: &str = "/tmp/carom-kata-XXXXXX";
 /// Call, status of its answer, and expected parts of the answer.
 type Step = (&'static str, u16, &'static [&'static str]);
 
-/// Calls in the life of a sandbox, in the order in which the runtime makes them.
+/// Calls in the life of a sandbox, in the runtime's order.
 static STEPS: &[Step] = &[
     ("ping", 200, &["\"version\":"]),
     ("create", 204, &[]),

@@ -210,7 +210,8 @@ fn zone_on_a_full_file_system_stops_the_vm_and_the_api_answers() {
         vm.go();
         wait_until("the event has a reason", || reason(dir).is_some());
         let file = format!("file {}", lost.display());
-        let parts = ["zone 'lost'", &file, "offset 0x100000 (guest-physical 0x4100000)", "its file system has free space"];
+        let parts =
+            ["zone 'lost'", &file, "offset 0x100000 (guest-physical 0x4100000)", "its file system has free space"];
         assert_reason(&reason(dir).unwrap(), &parts);
         let info = || call(dir, "GET", "vm.info", None).1;
         wait_until("the VM is shut down", || info()["state"] == "Created");

@@ -29,7 +29,7 @@ const DIRECTORY: &str = "/tmp/carom-runtime-rs-XXXXXX";
 /// Step of the driver, expected parts of the printed answer, and the step's requests with the status of each answer.
 type Step = (&'static str, &'static [&'static str], &'static [(&'static str, u16)]);
 
-/// Steps in the life of a sandbox, in the order in which the runtime makes them.
+/// Steps in the life of a sandbox, in the runtime's order.
 static STEPS: &[Step] = &[
     ("ping", &["\"features\":["], &[("vmm.ping", 200)]),
     ("create", &[], &[("vm.create", 204)]),

@@ -23,7 +23,7 @@ pub(crate) const fn size_field<T>() -> u32 {
 /// Returns the IOVA ranges (first, last) that can be mapped in address space `ioas_id`, and the alignment of
 /// mappings.
 pub(crate) fn iova_ranges(iommufd: &IommuFd, ioas_id: u32) -> io::Result<(Vec<(u64, u64)>, u64)> {
-    /// Maximum number of ranges for which this function allocates room.
+    /// Maximum number of ranges that this function has room for.
     const MOST: u32 = 1 << 16;
     let mut room = 16;
     loop {

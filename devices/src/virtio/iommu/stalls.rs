@@ -17,7 +17,7 @@ const LEAST: Duration = Duration::from_micros(200);
 
 /// Measurement of stalls while the thread polls. The module documentation describes the method.
 pub(super) struct Stalls {
-    /// Last time at which the thread is known to have run.
+    /// Last time when the thread is known to have run.
     at_work: Instant,
     /// Shortest time between two reads of the clock while no request arrived. On an emulated host, this time can exceed [`LEAST`]. A stall
     /// is at least twice as long as this time.

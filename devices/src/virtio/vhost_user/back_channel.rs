@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Channel on which the server sends requests to the front end. A request reports a changed device configuration, asks for a translation,
+//! Channel for requests of the server to the front end. A request reports a changed device configuration, asks for a translation,
 //! or reports a denied access.
 //!
 //! No function of this module blocks, even if the server sends only a part of a message or does not read replies.

@@ -33,7 +33,7 @@ use crate::sync::lock;
 const TIME: Duration = Duration::from_secs(5);
 /// Time limit for a server to complete the requests of a queue.
 const DRAIN_TIME: Duration = Duration::from_secs(20);
-/// Budget: total time for which the servers of a device may block threads. The budget is this fraction (numerator, denominator) of the time
+/// Budget: total time that the servers of a device may block threads. The budget is this fraction (numerator, denominator) of the time
 /// limit for draining. A used budget refills slowly.
 const BUDGET: (u32, u32) = (3, 2);
 /// An answer that takes at most 1/`FREE` of an operation's time limit is not charged to the budget. If an answer takes longer, only the
@@ -244,7 +244,7 @@ impl Connection {
         self.short("SET_CONFIG", |server| server.set_config(offset, VhostUserConfigFlags::empty(), value))
     }
 
-    /// Sends the server the other end of the back channel, on which the server sends requests.
+    /// Sends the server the other end of the back channel. The server sends its requests on this channel.
     pub(super) fn set_back_channel(&mut self, end: &impl AsRawFd) -> Result<(), ServerError> {
         self.short("SET_BACKEND_REQ_FD", |server| server.set_backend_request_fd(end))
     }
@@ -313,7 +313,7 @@ impl Connection {
         self.call("IOTLB_MSG (invalidate)", time, |_| ask(&socket, &message).map_err(VhostError::VhostUserProtocol))
     }
 
-    /// Asks the server to create a file in which the server records requests in flight.
+    /// Asks the server to create the file for its records of requests in flight.
     pub(super) fn new_inflight(&mut self, queues: u16, size: u16) -> Result<(VhostUserInflight, File), ServerError> {
         let wanted = VhostUserInflight { num_queues: queues, queue_size: size, ..Default::default() };
         self.short("GET_INFLIGHT_FD", |server| server.get_inflight_fd(&wanted))

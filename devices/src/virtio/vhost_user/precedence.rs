@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::sync::lock;
 
-/// Maximum time for which the watcher thread waits for registered threads. Many of the registered threads are vCPU threads. Without this
+/// Maximum time that the watcher thread waits for registered threads. Many of the registered threads are vCPU threads. Without this
 /// limit, the guest could delay the server's requests for ever.
 const LONGEST: Duration = Duration::from_millis(50);
 

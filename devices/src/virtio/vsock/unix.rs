@@ -22,7 +22,7 @@ const MOST_LINE: usize = 32;
 /// Socket that host programs connect to. The socket's file is removed when the listener is dropped, unless the socket was inherited.
 pub struct Listener {
     socket: ListeningSocket,
-    /// Path prefix of the sockets on which host programs serve ports. `None` if the listener is an inherited socket without an absolute
+    /// Path prefix of the sockets of host programs that serve ports. `None` if the listener is an inherited socket without an absolute
     /// path.
     path: Option<PathBuf>,
 }

@@ -18,7 +18,7 @@ fn error_of(config: EngineConfig, chunks: Option<TestChunks>) -> String {
     engine.err().expect("it is invalid").to_string()
 }
 
-/// Returns the error for a valid configuration to which `change` was applied.
+/// Applies `change` to a valid configuration, and returns the error for the result.
 fn error_with(change: impl FnOnce(&mut EngineConfig)) -> String {
     let mut config = engine_config();
     change(&mut config);

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Site;
 
-/// Machine on which a measurement ran.
+/// Machine of a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// Physical machine.

@@ -39,7 +39,7 @@ pub struct Options {
     /// Memory of the machine.
     #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = size)]
     pub memory: String,
-    /// Host directory to which the command can write.
+    /// Host directory that the command can write to.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Variables for the command. A variable without a value gets its value from this process.

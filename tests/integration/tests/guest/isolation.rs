@@ -16,7 +16,7 @@ fn edu() -> &'static str {
     required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)")
 }
 
-/// Interval in which the kernel logs at most 10 messages about DMA faults. Each fault causes two messages. The kernel drops
+/// The kernel logs at most 10 messages about DMA faults in this interval. Each fault causes two messages. The kernel drops
 /// further messages (`dmar_fault()` in `drivers/iommu/intel/dmar.c`, `DEFAULT_RATELIMIT_INTERVAL`).
 const FAULTS_RATE_LIMIT: Duration = Duration::from_secs(5);
 

@@ -14,7 +14,7 @@ use crate::disk::image;
 use crate::hotplug::{create_and_boot, put};
 use crate::support::{MIB, SITE};
 
-/// Returns the host CPUs on which the VMM's thread with this name may run.
+/// Returns the host CPUs that the VMM's thread with this name may run on.
 fn place(vmm: &ApiVmm, thread: &str) -> String {
     for task in fs::read_dir(format!("/proc/{}/task", vmm.pid())).unwrap() {
         let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();

@@ -29,8 +29,7 @@ const OFF: i64 = 1500;
 /// Number of console lines for measuring the initial difference between the guest's and the host's time of day.
 const CLOCK_LINES: usize = 5;
 
-/// Maximum difference between the time by which the guest's monotonic clock advances and the time by which its real-time clock
-/// advances.
+/// Maximum difference between the advance of the guest's monotonic clock and the advance of its real-time clock.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(100);
 
 /// Time that passes between saving and restoring the guest in the second round.

@@ -23,7 +23,7 @@ pub(super) struct IdlePoll {
     gap: Gap,
     /// Polling time that [`Self::begin`] last returned.
     poll_time: Duration,
-    /// Time at which the thread found no more work. `None` while the thread has work.
+    /// Time when the thread found no more work. `None` while the thread has work.
     idle_since: Option<Instant>,
 }
 

@@ -136,7 +136,7 @@ struct Files {
     /// Description of the machine.
     #[arg(long, value_name = "TEXT", default_value = "")]
     machine: String,
-    /// File to which each sample is saved as soon as it is measured. The run skips work whose sample is already in the file.
+    /// File for the samples. Each sample is saved as soon as it is measured. The run skips work whose sample is already in the file.
     #[arg(long, value_name = "FILE")]
     samples: PathBuf,
     /// File for the results.

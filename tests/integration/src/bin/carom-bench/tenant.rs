@@ -13,7 +13,7 @@ const RATE: u32 = 10;
 /// Working set, in MiB.
 const WORKING_SET_MIB: u32 = 96;
 
-/// Time for which a guest keeps its working set (`HOLD`), and time from freeing it to allocating it again (`REST`), in seconds.
+/// Time that a guest keeps its working set (`HOLD`), and time from freeing it to allocating it again (`REST`), in seconds.
 /// These times are so long that all guests together leave half of the CPU time idle.
 const HOLD: u32 = 8;
 const REST: u32 = 16;

@@ -24,7 +24,7 @@ const TIME: Duration = Duration::from_secs(60);
 /// kernel: its modules, binary formats and parameters.
 const UNITS: &str = "etc/systemd/system";
 
-/// Targets on which services depend. Here, these targets start no other units, except for the journal.
+/// Targets that services depend on. Here, these targets start no other units, except for the journal.
 const TARGETS: [&str; 4] = ["sysinit.target", "basic.target", "network.target", "shutdown.target"];
 
 /// Units of the journal, which records the output of services. Their files are copied from the host.
