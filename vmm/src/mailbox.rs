@@ -45,10 +45,10 @@ impl Notes {
     }
 }
 
-/// Mailbox for notes to the control thread. The VM's vCPUs and the host side of its devices leave these notes. The mailbox holds at most one event
-/// of each kind from the guest. From the host, it holds at most one notice of each kind for each device. So the mailbox does not grow if a
-/// guest repeats a request endlessly. A vCPU that leaves a note never waits, because the control thread may be waiting for this vCPU to
-/// pause.
+/// Mailbox for notes to the control thread. The VM's vCPUs and the host side of its devices leave these notes. The mailbox holds at most
+/// one event of each kind from the guest. From the host, it holds at most one notice of each kind for each device. So the mailbox does
+/// not grow if a guest repeats a request endlessly. A vCPU that leaves a note never waits, because the control thread may be waiting for
+/// this vCPU to pause.
 pub struct Mailbox {
     notes: Mutex<Notes>,
     wake: Box<dyn Fn() + Send + Sync>,

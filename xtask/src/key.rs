@@ -72,7 +72,8 @@ pub(crate) fn files_below(top: &Path) -> Result<Vec<(PathBuf, u32)>> {
 mod tests {
     use super::*;
 
-    /// Earlier versions computed the keys with `sha256sum` in the shell, and the keys must stay the same. Other keys would invalidate cache entries that take long to build.
+    /// Earlier versions computed the keys with `sha256sum` in the shell, and the keys must stay the same. Other keys would invalidate
+    /// cache entries that take long to build.
     #[test]
     fn keys_are_those_of_earlier_versions() {
         let dir = tempfile::tempdir().unwrap();

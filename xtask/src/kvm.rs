@@ -13,7 +13,8 @@ pub fn works(dir: &Path) -> bool {
 }
 
 fn boot_sector_runs(dir: &Path) -> bool {
-    // The code writes 0x10 to port 0xf4 (`mov dx`, `mov al`, `out dx,al`), and halts. The debug-exit device turns 0x10 into the exit status 0x10 * 2 + 1.
+    // The code writes 0x10 to port 0xf4 (`mov dx`, `mov al`, `out dx,al`), and halts. The debug-exit device turns 0x10 into the exit
+    // status 0x10 * 2 + 1.
     let mut sector = [0; 512];
     sector[..7].copy_from_slice(b"\xba\xf4\x00\xb0\x10\xee\xf4");
     sector[510..].copy_from_slice(b"\x55\xaa");

@@ -21,7 +21,8 @@ pub struct UnmapRequest {
 
 impl UnmapRequest {
     /// Decodes a request. Returns `None` if the request is not a valid UNMAP. In this case, the caller must pass the request to
-    /// [`Engine::handle`]. `room` is the length of the device-writable part. `tag` identifies the request for the caller. A request that the driver sent later must have a larger tag.
+    /// [`Engine::handle`]. `room` is the length of the device-writable part. `tag` identifies the request for the caller. A request that
+    /// the driver sent later must have a larger tag.
     pub fn decode(request: &[u8], room: usize, tag: u16) -> Option<Self> {
         let kind = Kind::of(request).filter(|kind| *kind == Kind::Unmap && room >= TAIL_SIZE)?;
         match wire::decode(kind, request)? {

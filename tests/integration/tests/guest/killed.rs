@@ -32,7 +32,8 @@ fn sector(number: u64) -> u64 {
 }
 
 /// Returns a job that first prints the number in the place of `wanted` on both disks. Then the job writes increasing numbers
-/// from `from` on. It writes each number to both disks, flushes it, and prints it. The shell lines in `beside` run before the writes. They may start programs that run during the writes.
+/// from `from` on. It writes each number to both disks, flushes it, and prints it. The shell lines in `beside` run before the writes.
+/// They may start programs that run during the writes.
 pub(crate) fn counting(wanted: u64, from: u64, beside: &str) -> String {
     format!(
         r#"

@@ -199,7 +199,7 @@ fn works_behind_the_iommu(bounce: &Value) -> Value {
     let mut command = Command::new(env!("CARGO_BIN_EXE_device-server"));
     command.arg("--socket").arg(&socket).arg("--disk").arg(&image).arg("--iommu").stdin(Stdio::null());
     let _server = serve(&mut command, &socket);
-    let verify = workload::fio_verify_on("/dev/vda", 16, 32);
+    let verify = workload::fio_verify_on("/dev/vda", 8, 32);
     let job = format!(
         "{verify}seq 1 {COUNT} | dd of=/dev/vda bs=1M seek={NUMBERS_AT} iflag=fullblock oflag=direct conv=sync 2>/dev/null
 dd if=/dev/vda bs=1M skip={NUMBERS_AT} count=8 iflag=direct 2>/dev/null | head -n {COUNT} >/tmp/read
@@ -215,7 +215,7 @@ sleep 1000
     }
     create_and_boot(&vmm, vm);
     vmm.wait_for("CAROM-SAME", 1, BOOT_TIME).unwrap();
-    assert!(vmm.console().contains(&format!("CAROM-VERIFY 0 {}\n", 16 * MIB)), "{}", vmm.console());
+    assert!(vmm.console().contains(&format!("CAROM-VERIFY 0 {}\n", 8 * MIB)), "{}", vmm.console());
     let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
     assert_eq!((&counters["_iommu"]["faults"], &counters["disk"]["server_losses"]), (&json!(0), &json!(0)));
     check_numbers(&image);

@@ -51,7 +51,8 @@ fn io_is_verified_and_bounced_and_counters_agree() {
     assert!(bounced > 1000, "bounced {bounced}; console:\n{}", outcome.console);
     // Without a window, the guest would map each buffer that bounced here.
     assert!(host.requests.map < bounced / 2, "{bounced} bounced, but {host:?}");
-    // The job reads 64 MiB in total, and nearly all of these bytes bounce. The guest maps a request only if the pool has no slot for the request yet.
+    // The job reads 64 MiB in total, and nearly all of these bytes bounce. The guest maps a request only if the pool has no slot for the
+    // request yet.
     assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 48 * MIB, "too few bytes were copied from slots");
 }
 
