@@ -61,7 +61,10 @@ impl ProcessorsState {
     /// Reads the state of paused vCPUs. `clock` is the guest's clock when the vCPUs were paused.
     pub fn save(vm: &KvmVm, vcpus: &impl Vcpus, clock: ClockState) -> Result<Self, KvmError> {
         let mut numbers = vcpus.numbers();
-        let counters = numbers.iter().map(|number| vcpus.with(*number, TscState::save));
+        let counters = numbers.iter().map(|number| {
+            let counter = vcpus.with(*number, TscState::save);
+            counter.map_err(|error| error.of_vcpu(*number))
+        });
         let counters = counters.collect::<Result<Vec<_>, _>>()?;
         let realtime_ns = counters.first().map_or_else(clock::realtime_ns, |(_, realtime)| *realtime);
         let save = |(number, (tsc, realtime)): (&u32, (TscState, u64))| {
@@ -69,7 +72,7 @@ impl ProcessorsState {
                 Ok(SavedVcpu {
                     cpuid: SavedCpuid::new(vcpus.cpuid(*number)),
                     tsc: tsc.back(realtime, realtime_ns),
-                    registers: VcpuState::save(&vm.kvm, &vm.fd, vcpu)?,
+                    registers: VcpuState::save(&vm.kvm, &vm.fd, vcpu).map_err(|error| error.of_vcpu(*number))?,
                 })
             })
         };
@@ -185,7 +188,8 @@ impl ProcessorsState {
         let numbers = self.numbers();
         let mut first = None;
         for (number, saved) in numbers.iter().zip(&self.vcpus) {
-            let set = vcpus.with(*number, |vcpu| saved.tsc.restore(&vm.kvm, vcpu, self.realtime_ns, first))?;
+            let set = vcpus.with(*number, |vcpu| saved.tsc.restore(&vm.kvm, vcpu, self.realtime_ns, first));
+            let set = set.map_err(|error| error.of_vcpu(*number))?;
             first = first.or(Some((saved.tsc, set)));
         }
         for (number, saved) in numbers.iter().zip(&self.vcpus) {
