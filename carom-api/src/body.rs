@@ -179,7 +179,13 @@ fn read<T: DeserializeOwned>(value: Value, unknown: Unknown) -> Result<T, String
         }
         (Unknown::Ignored, Some(_)) => {
             let more = if count > names.len() { format!(" and {} more", count - names.len()) } else { String::new() };
-            log::warn!("{}", one_line(&format!("unknown fields of a request are ignored: {}{more}", names.join(", "))));
+            log::warn!(
+                "{}",
+                one_line(&format!(
+                    "unknown fields of a request are ignored: {}{more}; correct the names, or leave these fields out",
+                    names.join(", ")
+                ))
+            );
         }
         (_, None) => {}
     }

@@ -176,7 +176,7 @@ impl RestoreConfig {
                         "network device '{id}' used no descriptors of a client when it was saved: remove this device from net_fds"
                     )
                 }
-                // A restore from the command line has no descriptors, because only an API request can pass descriptors.
+                // The API request passed no descriptors. Otherwise `take_files` has given each listed device its descriptors.
                 Some(_) if files.count() != *num_fds => {
                     format!("the request has no descriptors for '{id}': pass them with SCM_RIGHTS")
                 }

@@ -330,7 +330,7 @@ impl VmConfig {
             if let Some((field, value)) = earlier.iter().find_map(|other| part.same_as(*other)) {
                 return Err(ConfigError::conflict(
                     field,
-                    format!("{value} is given twice: each device needs a different value"),
+                    format!("{value} is given twice: use another value for one of the two devices"),
                 ));
             }
             if let Some(slot) = part.pci_device_id() {

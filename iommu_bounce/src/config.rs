@@ -189,9 +189,9 @@ pub enum ConfigError {
     /// The host can translate no IOVA of the input range.
     #[error("endpoint {0:#x}: the host cannot translate any IOVA of the engine's input_range")]
     EndpointRange(EndpointId),
-    /// The endpoint starts in bypass mode, but the host cannot map all RAM for the endpoint.
+    /// The endpoint is in bypass mode, but not all RAM can be mapped for it: the host refused, or the limit on mapped RAM is too low.
     #[error(
-        "endpoint {0:#x}: bypass is on, but the host cannot map all guest RAM, for example because of the limit on locked memory (ulimit -l): raise the limit, or turn bypass off"
+        "endpoint {0:#x}: bypass is on, but not all guest RAM can be mapped for the endpoint: raise the limits on locked memory (ulimit -l) and on mapped RAM (max_mapped), or turn bypass off"
     )]
     EndpointBypass(EndpointId),
     /// The host cannot translate the whole aperture.

@@ -67,7 +67,9 @@ impl Vcpu {
             let runner = Runner { id, shared: of_thread, io_map, mailbox, shortages: Cell::new(0) };
             // A panic must end the VM. Otherwise the VM would continue without one of its CPUs.
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runner.run())).is_err() {
-                runner.mailbox.leave(GuestEvent::Failed(format!("vCPU {id}: its thread panicked")));
+                runner.mailbox.leave(GuestEvent::Failed(format!(
+                    "the thread of vCPU {id} panicked: this is an error in Carom; report it with the log"
+                )));
             }
             runner.shared.handshake.end();
         })?;
@@ -134,7 +136,7 @@ impl Drop for Vcpu {
             thread::sleep(Duration::from_millis(1));
         }
         if thread.join().is_err() {
-            log::error!("vCPU {}: its thread panicked", self.id);
+            log::error!("the thread of vCPU {} panicked: this is an error in Carom; report it with the log", self.id);
         }
     }
 }

@@ -55,7 +55,7 @@ fn devices_get_their_configured_slots_and_conflicts_fail() {
     assert_eq!(all(), wanted);
 
     for (slot, rule) in [
-        (3, "3 is given twice: each device needs a different value"),
+        (3, "3 is given twice: use another value for one of the two devices"),
         (4, "slot 4 on segment 0 is taken: choose another slot"),
     ] {
         let taken = call(dir, "PUT", "vm.add-disk", Some(&in_slot(disk(dir, "late"), slot)));

@@ -211,16 +211,25 @@ fn device_names_and_sources_must_be_unique() {
 
     let mut twice = config.clone();
     twice.user_devices[1].id = Some("x".into());
-    assert_eq!(refused(twice).to_string(), "--user-device id: 'x' is given twice: each device needs a different value");
+    assert_eq!(
+        refused(twice).to_string(),
+        "--user-device id: 'x' is given twice: use another value for one of the two devices"
+    );
     let mut twice = config.clone();
     twice.devices.push("path=/a,iommu=on".parse().unwrap());
-    assert_eq!(refused(twice).to_string(), "--device path: /a is given twice: each device needs a different value");
+    assert_eq!(
+        refused(twice).to_string(),
+        "--device path: /a is given twice: use another value for one of the two devices"
+    );
     config.user_devices[1].socket = "/s".into();
     let error = refused(config);
-    assert_eq!(error.to_string(), "--user-device socket: /s is given twice: each device needs a different value");
+    assert_eq!(
+        error.to_string(),
+        "--user-device socket: /s is given twice: use another value for one of the two devices"
+    );
     assert_eq!(
         error.explain(Terms::Json),
-        "user_devices.socket: /s is given twice: each device needs a different value"
+        "user_devices.socket: /s is given twice: use another value for one of the two devices"
     );
 }
 
@@ -291,7 +300,7 @@ fn slot_out_of_range_or_given_twice_is_refused() {
     assert_eq!(refused(&["path=/a,pci_device_id=32"]), is("32 is not between 1 and 31", false));
     assert_eq!(
         refused(&["path=/a,pci_device_id=7", "path=/b,pci_device_id=7"]),
-        is("7 is given twice: each device needs a different value", true)
+        is("7 is given twice: use another value for one of the two devices", true)
     );
     assert_eq!(refused(&["path=/a,pci_device_id=1", "path=/b,pci_device_id=31", "path=/c"]), None);
 }

@@ -153,7 +153,7 @@ impl EventMonitor {
         let Some(queue) = &self.queue else { return };
         if !queue.drain(limit, limit) {
             log::warn!(
-                "the last events are lost: the event stream was not read in time, or could not be written; check its reader, or the free space of its disk"
+                "--event-monitor: the last events are lost: the event stream was not read in time, or could not be written; check its reader, or the free space of its disk"
             );
         }
     }

@@ -107,7 +107,7 @@ impl Tools<'_> {
         let mut command = nightly.rustup();
         command.args(["run", NIGHTLY]).args(words).current_dir(&self.checkout);
         command.env("CARGO_TARGET_DIR", self.target_dir()?.join("sanitizers")).env("CARGO_INCREMENTAL", "0");
-        // Both tools keep the standard libraries that they build here.
+        // `cargo miri` and `cargo careful` store the standard libraries that they build in this directory.
         command.env("XDG_CACHE_HOME", self.cache.join("sanitizers"));
         // These variables name the compiler that built this program, so the command must not inherit the variables.
         for variable in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {

@@ -201,7 +201,9 @@ impl Interrupts {
             self.active = wanted;
         } else if let (Some(wanted), Some(vectors)) = (wanted, vectors) {
             let events: Option<Vec<_>> = (0..wanted.vectors).map(|vector| vectors.event(vector)).collect();
-            let events = events.ok_or_else(|| io::Error::other("an interrupt vector has no eventfd"))?;
+            let events = events.ok_or_else(|| {
+                io::Error::other("an interrupt vector has no eventfd; this is an error in Carom: report it")
+            })?;
             host.enable_irqs(wanted.kind, events)?;
             self.active = Some(wanted);
         }

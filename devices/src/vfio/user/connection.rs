@@ -421,8 +421,8 @@ impl Connection {
         let mut message = Header::request(id, command, payload.len()).encode().to_vec();
         message.extend(payload);
         if let Err(error) = self.shared.send(&message, descriptors, deadline) {
-            let reason =
-                closed(&error).unwrap_or_else(|| format!("did not accept the request {}: {error}", command.name()));
+            let reason = closed(&error)
+                .unwrap_or_else(|| format!("did not receive the whole request {}: {error}", command.name()));
             self.shared.give_up(&reason);
         }
         let answer = calls.wait(id, deadline);
