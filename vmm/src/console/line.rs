@@ -268,7 +268,8 @@ impl Shared {
         sent
     }
 
-    /// Passes input from the peer to the guest. Without a receiver, input is dropped.
+    /// Passes input from the peer to the guest. Input that arrives before the receiver is connected waits in `input`. After the receiver
+    /// was dropped, input is dropped.
     fn receive(&self, peer: &mut Peer, input: &mut Vec<u8>) {
         if input.is_empty() {
             input.resize(INPUT, 0);
@@ -276,8 +277,8 @@ impl Shared {
             input.truncate(read);
         }
         // The state's lock is not held during the call, because the receiver holds its own lock while it writes output to this line.
-        let receiver = self.receiver();
-        let taken = receiver.map_or(input.len(), |receiver| receiver.receive(input));
+        let Some(receiver) = self.lock().receiver.clone() else { return };
+        let taken = receiver.upgrade().map_or(input.len(), |receiver| receiver.receive(input));
         input.drain(..taken);
     }
 
@@ -376,6 +377,33 @@ mod tests {
         assert!(read(&client, KEPT) == all[all.len() - KEPT..]);
         pen.write_all(b"more").unwrap();
         assert_eq!(read(&client, 4), b"more");
+    }
+
+    #[test]
+    fn input_before_the_receiver_is_connected_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("serial.sock");
+        let mut peer = Peer::socket(&path).unwrap();
+        let wake = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let (state, taken) = (Mutex::default(), Condvar::new());
+        let shared = Shared { name: NAMES.shown, state, timeout: TIMEOUT, taken, wake };
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.write_all(b"early").unwrap();
+        peer.look();
+        let mut input = Vec::new();
+        shared.receive(&mut peer, &mut input);
+        assert_eq!(input, b"early");
+
+        let port = port();
+        shared.lock().receiver = Some(Arc::downgrade(&(port.clone() as Arc<dyn Receiver>)));
+        shared.receive(&mut peer, &mut input);
+        assert!(input.is_empty());
+        assert_eq!(received(&port), b"early");
+
+        drop(port);
+        client.write_all(b"late").unwrap();
+        shared.receive(&mut peer, &mut input);
+        assert!(input.is_empty(), "no guest will read the input");
     }
 
     #[test]
