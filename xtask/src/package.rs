@@ -37,7 +37,8 @@ impl Tools<'_> {
         let _lock = self.lock(&target.join(".lock-package"), "waiting for another build of the package")?;
         remove_packages(&out)?;
         let mut rules = Command::new("debian/rules");
-        rules.arg("binary").current_dir(&self.checkout);
+        // Without `clean`, debhelper uses the files of an earlier build that did not pass the checks.
+        rules.args(["clean", "binary"]).current_dir(&self.checkout);
         rules.env("CARGO_TARGET_DIR", &target).env("CAROM_PACKAGE_DIR", &out).env("DEB_BUILD_OPTIONS", "noautodbgsym");
         self.run_quietly(&mut rules, &out.join("log"))?;
         let package = only_file(&out, |name| name.ends_with(".deb"))?;
