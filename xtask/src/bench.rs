@@ -81,6 +81,9 @@ pub struct Measurement {
     /// Run only guests of this mode (repeatable).
     #[arg(long, value_name = "MODE")]
     pub only: Vec<String>,
+    /// Busy loops that run on the guests' host while anything is measured, 0 to 64.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64))]
+    pub beside: u32,
 }
 
 /// Selection of measurements, their place and their output files.
@@ -163,7 +166,8 @@ impl Measurement {
     fn words(&self) -> Vec<String> {
         let options =
             measuring::words(&[(self.quick, "--quick"), (self.all_cells, "--all-cells")], self.rounds, &self.only);
-        [self.tables.clone(), options].concat()
+        let beside = if self.beside > 0 { vec!["--beside".into(), self.beside.to_string()] } else { Vec::new() };
+        [self.tables.clone(), options, beside].concat()
     }
 }
 
@@ -289,7 +293,19 @@ mod tests {
 
     #[test]
     fn options_are_passed_to_the_measuring_program() {
-        let words = ["vmm", "counts", "--all-cells", "--rounds", "5", "--only", "bounce", "--only", "ch-strict"];
+        let words = [
+            "vmm",
+            "counts",
+            "--all-cells",
+            "--rounds",
+            "5",
+            "--only",
+            "bounce",
+            "--only",
+            "ch-strict",
+            "--beside",
+            "2",
+        ];
         assert_eq!(parse(&words, Options::check).unwrap().measurement.words(), words);
         assert!(parse(&[], Options::check).unwrap().measurement.words().is_empty());
     }

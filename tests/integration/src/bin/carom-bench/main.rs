@@ -4,6 +4,7 @@
 //! or check results.
 
 mod allocator;
+mod busy_loops;
 mod compare;
 mod counted;
 mod counters;
@@ -53,6 +54,7 @@ use clap::{Args, Parser, Subcommand};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::busy_loops::BusyLoops;
 use crate::results::Results;
 use crate::sample::{Key, Sample, Step};
 use crate::table::{Scope, Table};
@@ -258,7 +260,8 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
     // A saved sample is used again only if neither Carom nor the VMMs for comparison have changed. So the name of the run
     // contains Carom's version and the values of the variables that select these VMMs.
     let peers = [QEMU, CLOUD_HYPERVISOR, BASE, OTHER].map(|variable| env::var(variable).unwrap_or_default());
-    let run = format!("{} {} {peers:?}", scope.name(), versions.get("carom").map_or("", String::as_str));
+    let beside = if measurement.beside > 0 { format!(" beside {}", measurement.beside) } else { String::new() };
+    let run = format!("{} {} {peers:?}{beside}", scope.name(), versions.get("carom").map_or("", String::as_str));
     let tables: Vec<&Table> = TABLES.iter().filter(|table| measurement.wants(table.name)).collect();
     let steps = sample::steps(&run, rounds_of, &tables, |table| (table.work)(scope, &site));
     let mut steps = match part {
@@ -275,10 +278,12 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
         );
         first_use::use_free_memory()?;
     }
+    let loops = BusyLoops::start(measurement.beside)?;
     journal.measure(&steps, |step| measure(step, &site))?;
+    drop(loops);
     let samples = sample::of(&journal.all, &asked);
     let machine = Machine::here(&site, host, u64::from(throughput::RAM_MIB) << 20)?;
-    Ok(Results::new(machine, versions, scope.name(), rounds, &samples))
+    Ok(Results::new(machine, versions, &format!("{}{beside}", scope.name()), rounds, &samples))
 }
 
 fn measure(step: &Step, site: &Site) -> Result<Sample> {
