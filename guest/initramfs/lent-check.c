@@ -8,6 +8,11 @@
  * lent-check FILE: maps FILE and accesses it until the kernel takes the memory away. The exit
  * status is 0 if an access then raises SIGBUS.
  *
+ * lent-check FILE +: maps FILE, and lets an io_uring hold the pages until the program is ended.
+ *
+ * lent-check FILE =MIB: maps MIB of FILE. Prints if it succeeds, and keeps the memory until it has
+ * read a line.
+ *
  * lent-check FILE -: opens FILE, waits for a line of input, and maps FILE. Before the caller sends
  * the line, the caller must give the device another pool. Prints a line. The exit status is 0 if
  * the mapping is refused.
@@ -16,12 +21,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/aio_abi.h>
+#include <linux/io_uring.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -82,6 +89,28 @@ static void mappings(int file)
 		exit(1);
 	}
 	check("memory is zeroed", is_zero(lent, SIZE));
+	fill(lent, SIZE);
+	check("pages that were removed from the address space come back",
+	      !madvise(lent, SIZE, MADV_DONTNEED) && is_filled(lent, SIZE));
+}
+
+/* A process without privileges may map at most as much as it may lock. */
+static void locked_limit(int file)
+{
+	struct rlimit own_limit, limit = { CHUNK / 2, CHUNK / 2 };
+	int refused;
+
+	getrlimit(RLIMIT_MEMLOCK, &own_limit);
+	limit.rlim_max = own_limit.rlim_max;
+	setrlimit(RLIMIT_MEMLOCK, &limit);
+	if (seteuid(65534))
+		exit(1);
+	errno = 0;
+	refused = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) == MAP_FAILED && errno == ENOMEM;
+	if (seteuid(0))
+		exit(1);
+	setrlimit(RLIMIT_MEMLOCK, &own_limit);
+	check("limit on locked memory applies", refused);
 }
 
 static void transfers(int fd)
@@ -162,6 +191,34 @@ static void hold(int file)
 		page[PAGE]++;
 }
 
+static void hold_by_io_uring(int file)
+{
+	unsigned char *page = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	struct iovec buffer = { page, CHUNK };
+	struct io_uring_params params = { 0 };
+	int ring = syscall(SYS_io_uring_setup, 1, &params);
+
+	if (page == MAP_FAILED || ring < 0 ||
+	    syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, &buffer, 1)) {
+		perror("lent-check: io_uring");
+		exit(1);
+	}
+	printf("lent-check: registered\n");
+	fflush(stdout);
+	for (;;)
+		pause();
+}
+
+static int map_amount(int file, size_t bytes)
+{
+	int mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) != MAP_FAILED;
+
+	printf("lent-check: %s\n", mapped ? "mapped" : "refused");
+	fflush(stdout);
+	getchar();
+	return !mapped;
+}
+
 static int another_pool(int file)
 {
 	printf("lent-check: waits\n");
@@ -179,10 +236,14 @@ int main(int argc, char **argv)
 
 	if (file >= 0 && argc == 3 && !strcmp(argv[2], "-"))
 		return another_pool(file);
+	if (file >= 0 && argc == 3 && !strcmp(argv[2], "+"))
+		hold_by_io_uring(file);
+	if (file >= 0 && argc == 3 && argv[2][0] == '=')
+		return map_amount(file, strtoul(argv[2] + 1, NULL, 10) << 20);
 	fd = argc > 2 ? open(argv[2], O_RDWR | O_DIRECT) : -1;
 
 	if (file < 0 || argc > 3 || (argc == 3 && fd < 0)) {
-		fprintf(stderr, "usage: lent-check FILE [DEVICE | -]: %s\n", strerror(errno));
+		fprintf(stderr, "usage: lent-check FILE [DEVICE | - | + | =MIB]: %s\n", strerror(errno));
 		return 2;
 	}
 	if (argc == 2)
@@ -193,6 +254,7 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	mappings(file);
+	locked_limit(file);
 	transfers(fd);
 	mixed(fd, PAGE, 0, "read to lent and own pages");
 	mixed(fd, PAGE, 1, "read to own and lent pages");

@@ -98,9 +98,9 @@ impl Default for Limits {
 /// Configuration of bounce windows.
 #[derive(Clone, Debug)]
 pub struct WindowConfig {
-    /// IOVAs of the windows, the same in every domain. The range must be aligned to chunks and must not overlap the MSI window. Every
-    /// driver that supports windows can use an aperture below 4 GiB. An aperture above 4 GiB requires
-    /// [`feature::BOUNCE_WINDOW_HIGH`](crate::spec::feature::BOUNCE_WINDOW_HIGH).
+    /// IOVAs of the windows, the same in every domain. The range must be aligned to chunks and must not overlap the MSI window. For
+    /// drivers of version 2, an aperture above 4 GiB has a feature of its own:
+    /// [`feature::BOUNCE_WINDOW_V2_HIGH`](crate::spec::feature::BOUNCE_WINDOW_V2_HIGH).
     pub aperture: RangeInclusive<u64>,
     /// Maximum bytes of window memory over all domains. It must not exceed the size of the region.
     pub budget: u64,

@@ -44,7 +44,7 @@ use crate::report::{DomainReport, EndpointReport, Report};
 use crate::space::{Space, Spaces};
 use crate::spec::{MAP_F_READ, MAP_F_WRITE, Status, config, feature, property};
 use crate::windows::Windows;
-use crate::wire::{self, Kind, Request};
+use crate::wire::{self, Kind, Request, WindowVersion};
 use crate::{DomainId, EndpointId};
 
 pub use batch::UnmapRequest;
@@ -202,16 +202,22 @@ impl Engine {
             features |= feature::MMIO;
         }
         if let Some(windows) = &self.windows {
-            features |= if windows.config.is_high() { feature::BOUNCE_WINDOW_HIGH } else { feature::BOUNCE_WINDOW };
+            let high = windows.config.is_high();
+            features |= feature::BOUNCE_WINDOW;
+            features |= if high { feature::BOUNCE_WINDOW_V2_HIGH } else { feature::BOUNCE_WINDOW_V2 };
         }
         features
     }
 
     /// Sets the features that the driver accepted. Call this function when the driver sets `FEATURES_OK`. Bits that were not offered are
-    /// ignored. While a domain exists, the features cannot change and the call does nothing.
+    /// ignored. If the driver accepts two versions of the bounce window extension, the later version applies. While a domain exists, the
+    /// features cannot change and the call does nothing.
     pub fn accept_features(&mut self, features: u64) {
         if self.domains.is_empty() {
             self.accepted = features & self.features();
+            if self.accepted & feature::BOUNCE_WINDOW != 0 {
+                self.accepted &= !(feature::BOUNCE_WINDOW_V2 | feature::BOUNCE_WINDOW_V2_HIGH);
+            }
             if self.active_windows().is_none() {
                 // A driver without windows may map RAM anywhere in the aperture. So unmap all parked chunks.
                 self.evict_all();
@@ -269,7 +275,7 @@ impl Engine {
         let size = kind.writable_size(self.config.probe_size);
         let room = reply.len().min(size);
         let reply = &mut reply[..room];
-        let request = wire::decode(kind, request).filter(|_| room == size);
+        let request = wire::decode(kind, request, self.window_version()).filter(|_| room == size);
         let Some(request) = request else {
             self.counters.count_invalid();
             return wire::fail(kind, reply, Status::Inval);
@@ -349,11 +355,16 @@ impl Engine {
         }
     }
 
-    /// True if the device supports requests of this kind.
+    /// Returns the version of the bounce window extension that the driver accepted.
+    fn window_version(&self) -> WindowVersion {
+        if self.accepted & feature::BOUNCE_WINDOW != 0 { WindowVersion::V3 } else { WindowVersion::V2 }
+    }
+
+    /// True if the driver may send requests of this kind. The driver may send requests for windows only if it accepted their feature.
     fn offers(&self, kind: Kind) -> bool {
         match kind {
             Kind::Probe => self.config.probe_size != 0,
-            Kind::WindowAdd | Kind::WindowDel => self.windows.is_some(),
+            Kind::WindowAdd | Kind::WindowDel => self.active_windows().is_some(),
             _ => true,
         }
     }

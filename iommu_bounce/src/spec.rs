@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Numbers and layouts of the virtio-iommu device: virtio 1.3, section 5.13, and version 2 of the bounce window extension.
+//! Numbers and layouts of the virtio-iommu device: virtio 1.3, section 5.13, and versions 2 and 3 of the bounce window extension.
 //!
 //! Sizes are in bytes. The readable part of a request starts with a head of 4 bytes: `type` and three reserved bytes. The
 //! writable part ends with a tail of 4 bytes: `status` and three reserved bytes. All fields are little-endian.
@@ -19,13 +19,17 @@ pub mod feature {
     pub const MMIO: u64 = 1 << 5;
     /// The configuration field `bypass` is valid, and ATTACH supports bypass domains.
     pub const BYPASS_CONFIG: u64 = 1 << 6;
-    /// Bounce window extension. Carom chose this bit from the bits for device-specific features. The specification uses only bits 0 to 6 of
-    /// these bits.
-    pub const BOUNCE_WINDOW: u64 = 1 << 23;
-    /// Bounce window extension with an aperture above 4 GiB, for drivers that support it. Replaces `BOUNCE_WINDOW`.
-    pub const BOUNCE_WINDOW_HIGH: u64 = 1 << 24;
-    /// Mask of the two features for bounce windows. A device offers at most one of these features.
-    pub const ANY_BOUNCE_WINDOW: u64 = BOUNCE_WINDOW | BOUNCE_WINDOW_HIGH;
+    /// Version 3 of the bounce window extension. Carom chose this bit from the bits for device-specific features (0 to 23, section 2.2).
+    /// The specification uses bits 0 to 6, and drafts of other extensions use bits from 7 on.
+    pub const BOUNCE_WINDOW: u64 = 1 << 22;
+    /// Version 2 of the bounce window extension, with an aperture below 4 GiB.
+    pub const BOUNCE_WINDOW_V2: u64 = 1 << 23;
+    /// Version 2 of the bounce window extension, with an aperture above 4 GiB. This bit is not device-specific. Guests with kernels of
+    /// earlier releases accept it.
+    pub const BOUNCE_WINDOW_V2_HIGH: u64 = 1 << 24;
+    /// Mask of the features for bounce windows. A device offers version 3 and one of the features of version 2. A driver accepts one of
+    /// the offered features.
+    pub const ANY_BOUNCE_WINDOW: u64 = BOUNCE_WINDOW | BOUNCE_WINDOW_V2 | BOUNCE_WINDOW_V2_HIGH;
 }
 
 /// Request types (section 5.13.6).
@@ -58,9 +62,9 @@ pub mod readable {
     pub const UNMAP: usize = 28;
     /// head, le32 endpoint, u8 reserved\[64].
     pub const PROBE: usize = 72;
-    /// head, le32 domain, le32 flags, le64 iova, u8 reserved\[8].
+    /// head, le32 domain, le64 iova, le32 flags, u8 reserved\[8]. In version 2: head, le32 domain, le32 flags, le64 iova, u8 reserved\[8].
     pub const WINDOW_ADD: usize = 28;
-    /// head, le32 domain, le32 reserved, le64 iova, u8 reserved2\[8].
+    /// head, le32 domain, le64 iova, u8 reserved\[12]. In version 2: head, le32 domain, le32 reserved, le64 iova, u8 reserved2\[8].
     pub const WINDOW_DEL: usize = 28;
 }
 

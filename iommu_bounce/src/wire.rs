@@ -161,17 +161,24 @@ pub(crate) struct Probe {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WindowAdd {
     pub(crate) domain: DomainId,
-    pub(crate) flags: u32,
     pub(crate) iova: u64,
+    pub(crate) flags: u32,
     pub(crate) reserved: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WindowDel {
     pub(crate) domain: DomainId,
-    pub(crate) reserved: u32,
     pub(crate) iova: u64,
-    pub(crate) reserved2: u64,
+    /// The reserved fields, which must be 0.
+    pub(crate) reserved: [u32; 3],
+}
+
+/// Version of the bounce window extension that the driver accepted. It decides the layout of WINDOW_ADD and WINDOW_DEL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WindowVersion {
+    V2,
+    V3,
 }
 
 /// Reader that takes fields from the front of a request.
@@ -193,9 +200,9 @@ impl Fields<'_> {
     }
 }
 
-/// Decodes the readable part of a request. Returns `None` if it is too short for its kind. Extra bytes and the reserved bytes of
+/// Decodes the readable part of a request. `version` applies to WINDOW_ADD and WINDOW_DEL. Returns `None` if it is too short for its kind. Extra bytes and the reserved bytes of
 /// the head are ignored, as the specification requires (section 5.13.6.1).
-pub(crate) fn decode(kind: Kind, bytes: &[u8]) -> Option<Request> {
+pub(crate) fn decode(kind: Kind, bytes: &[u8], version: WindowVersion) -> Option<Request> {
     if bytes.len() < kind.readable_size() {
         return None;
     }
@@ -223,18 +230,28 @@ pub(crate) fn decode(kind: Kind, bytes: &[u8]) -> Option<Request> {
             reserved: fields.le32()?,
         }),
         Kind::Probe => Request::Probe(Probe { endpoint: fields.le32()? }),
-        Kind::WindowAdd => Request::WindowAdd(WindowAdd {
-            domain: fields.le32()?,
-            flags: fields.le32()?,
-            iova: fields.le64()?,
-            reserved: fields.le64()?,
-        }),
-        Kind::WindowDel => Request::WindowDel(WindowDel {
-            domain: fields.le32()?,
-            reserved: fields.le32()?,
-            iova: fields.le64()?,
-            reserved2: fields.le64()?,
-        }),
+        Kind::WindowAdd => {
+            let domain = fields.le32()?;
+            let (iova, flags) = match version {
+                WindowVersion::V3 => (fields.le64()?, fields.le32()?),
+                WindowVersion::V2 => {
+                    let flags = fields.le32()?;
+                    (fields.le64()?, flags)
+                }
+            };
+            Request::WindowAdd(WindowAdd { domain, iova, flags, reserved: fields.le64()? })
+        }
+        Kind::WindowDel => {
+            let domain = fields.le32()?;
+            let (iova, first) = match version {
+                WindowVersion::V3 => (fields.le64()?, fields.le32()?),
+                WindowVersion::V2 => {
+                    let first = fields.le32()?;
+                    (fields.le64()?, first)
+                }
+            };
+            Request::WindowDel(WindowDel { domain, iova, reserved: [first, fields.le32()?, fields.le32()?] })
+        }
     })
 }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::{Engine, unmap_run};
 use crate::spec::{Status, TAIL_SIZE};
-use crate::wire::{self, Kind, Request};
+use crate::wire::{self, Kind, Request, WindowVersion};
 
 /// Decoded UNMAP request, and its status after it was served.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,7 @@ impl UnmapRequest {
     /// the driver sent later must have a larger tag.
     pub fn decode(request: &[u8], room: usize, tag: u16) -> Option<Self> {
         let kind = Kind::of(request).filter(|kind| *kind == Kind::Unmap && room >= TAIL_SIZE)?;
-        match wire::decode(kind, request)? {
+        match wire::decode(kind, request, WindowVersion::V3)? {
             Request::Unmap(request) => Some(Self { request, tag, status: Status::DevErr }),
             _ => None,
         }

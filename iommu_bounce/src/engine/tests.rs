@@ -79,7 +79,7 @@ impl Rig {
     /// Creates a rig whose driver did not accept bounce windows.
     fn standard() -> Self {
         let mut rig = Self::new();
-        rig.engine.accept_features(rig.engine.features() & !feature::BOUNCE_WINDOW);
+        rig.engine.accept_features(rig.engine.features() & !feature::ANY_BOUNCE_WINDOW);
         rig
     }
 
@@ -140,6 +140,11 @@ impl Rig {
         let tail = reply.last_chunk::<4>().expect("there is a tail");
         assert_eq!(tail[1..], [0; 3]);
         tail[0]
+    }
+
+    /// Sends a request. Returns true if the device does not answer it, as requests of an unknown type.
+    fn is_unknown(&mut self, request: &[u8]) -> bool {
+        self.send(request).is_empty()
     }
 
     /// Sends requests that must succeed.

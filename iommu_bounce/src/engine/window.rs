@@ -92,7 +92,7 @@ impl Engine {
     pub(super) fn window_del(&mut self, request: wire::WindowDel) -> Result<(), Status> {
         let iova = request.iova;
         let windows = self.active_windows().ok_or(Status::Unsupp)?;
-        if request.reserved != 0 || request.reserved2 != 0 {
+        if request.reserved != [0; 3] {
             return Err(Status::Inval);
         }
         if !windows.is_place(iova) {

@@ -48,14 +48,24 @@ pub fn probe(endpoint: u32) -> Vec<u8> {
     encode(request::PROBE, &[&endpoint.to_le_bytes(), &[0; 64]])
 }
 
-/// Returns a WINDOW_ADD.
+/// Returns a WINDOW_ADD of version 3.
 pub fn window_add(domain: u32, flags: u32, iova: u64) -> Vec<u8> {
+    let (domain, flags) = (domain.to_le_bytes(), flags.to_le_bytes());
+    encode(request::WINDOW_ADD, &[&domain, &iova.to_le_bytes(), &flags, &[0; 8]])
+}
+
+/// Returns a WINDOW_DEL of version 3.
+pub fn window_del(domain: u32, iova: u64) -> Vec<u8> {
+    encode(request::WINDOW_DEL, &[&domain.to_le_bytes(), &iova.to_le_bytes(), &[0; 12]])
+}
+
+/// Returns a WINDOW_ADD of version 2.
+pub fn window_add_v2(domain: u32, flags: u32, iova: u64) -> Vec<u8> {
     let (domain, flags) = (domain.to_le_bytes(), flags.to_le_bytes());
     encode(request::WINDOW_ADD, &[&domain, &flags, &iova.to_le_bytes(), &[0; 8]])
 }
 
-/// Returns a WINDOW_DEL.
-pub fn window_del(domain: u32, iova: u64) -> Vec<u8> {
-    let domain = domain.to_le_bytes();
-    encode(request::WINDOW_DEL, &[&domain, &[0; 4], &iova.to_le_bytes(), &[0; 8]])
+/// Returns a WINDOW_DEL of version 2.
+pub fn window_del_v2(domain: u32, iova: u64) -> Vec<u8> {
+    encode(request::WINDOW_DEL, &[&domain.to_le_bytes(), &[0; 4], &iova.to_le_bytes(), &[0; 8]])
 }

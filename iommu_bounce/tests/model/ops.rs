@@ -212,7 +212,7 @@ pub(crate) fn any_op() -> impl Strategy<Value = Op> {
         let op = Box::new(op);
         Op::Truncated { op, len }
     });
-    let features = || prop_oneof![5 => Just(u64::MAX), 1 => Just(!(1 << 23)), 1 => Just(!(1 << 2)), 1 => Just(!(1 << 5)), 1 => Just(!(1 << 6))];
+    let features = || prop_oneof![5 => Just(u64::MAX), 1 => Just(!(1 << 22 | 1 << 23)), 1 => Just(!(1 << 2)), 1 => Just(!(1 << 5)), 1 => Just(!(1 << 6))];
     prop_oneof![
         40 => request(),
         6 => unmaps().prop_map(Op::Unmaps),

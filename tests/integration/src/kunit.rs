@@ -29,9 +29,10 @@ pub fn on_two_nodes(guest: Guest, mib: u32) -> Guest {
 
 /// Source files with the test cases. All their cases must have run, except for the cases of the last file on Linux 6.12. Linux
 /// 6.12 lacks these cases, because its block layer maps each request by a scatter-gather list.
-static SOURCES: [&str; 8] = [
+static SOURCES: [&str; 9] = [
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-grow.c"),
+    include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-lend.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-list.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-place.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-pool.c"),

@@ -16,7 +16,7 @@ const MAX_LINES: usize = 150;
 /// Last patch of the core. The core begins with the first patch that adds files of `guest/src`.
 const CORE: &str = "-iommu-dma-Bounce-small-DMA-through-memory-that-stays.patch";
 /// Limit on code lines in the core. The core must have fewer lines.
-const CORE_LIMIT: usize = 2000;
+const CORE_LIMIT: usize = 2100;
 /// Limit on code lines in the core of 6.12. In this series, the core's files also contain the code for whole requests. In 7.3, a later
 /// patch adds that code.
 const CORE_LIMIT_WITH_REQUESTS: usize = CORE_LIMIT + 50;

@@ -130,7 +130,7 @@ impl Guest {
 
     /// Returns a device with a running driver that has accepted `features`.
     fn running(features: u64) -> Self {
-        let mut guest = Self::new(features & feature::BOUNCE_WINDOW != 0);
+        let mut guest = Self::new(features & feature::ANY_BOUNCE_WINDOW != 0);
         guest.start(features);
         guest
     }

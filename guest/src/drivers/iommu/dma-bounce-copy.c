@@ -17,6 +17,7 @@
 #include <linux/blk-mq.h>
 #include <linux/dma-mapping.h>
 #include <linux/io.h>
+#include <linux/kmsan-checks.h>
 #include <linux/mm.h>
 #include <linux/scatterlist.h>
 
@@ -51,6 +52,12 @@ void dma_bounce_copy(void *buffer, phys_addr_t phys, size_t len, bool to_buffer)
 	void *va = phys_to_virt(phys), *to = to_buffer ? buffer : va;
 	void *from = to_buffer ? va : buffer;
 
+	/*
+	 * KMSAN does not see what a device writes. It would take the bytes for uninitialised if the
+	 * buffer was when it was copied in.
+	 */
+	if (!to_buffer)
+		kmsan_unpoison_memory(from, len);
 	if (!copy_by_page(to, from, len)) {
 		memcpy(to, from, len);
 		return;
@@ -171,6 +178,21 @@ void dma_bounce_slot_trace_end(struct device *dev, struct dma_bounce_slot *slot,
 {
 	trace_dma_bounce_unmap(dev, dma_bounce_slot_iova(slot) + slot->offset, slot->len,
 			       slot->nents, copy);
+}
+
+/**
+ * dma_bounce_slot_lost - warn that the data of a mapping is lost
+ * @pool: the pool of the mapping's slot
+ * @dev: the device that unmaps
+ *
+ * The last device left the domain while the mapping was in use, so the slot's memory is gone. This
+ * also happens to a driver that resets its device without waiting for its transfers. Warns once for
+ * each pool.
+ */
+void dma_bounce_slot_lost(struct dma_bounce_pool *pool, struct device *dev)
+{
+	if (!xchg(&pool->warned, true))
+		dev_warn(dev, "data of mappings is lost: their domain lost its devices while they were mapped\n");
 }
 
 /**

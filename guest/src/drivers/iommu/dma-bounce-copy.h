@@ -22,6 +22,7 @@ void dma_bounce_slot_trace(struct device *dev, struct dma_bounce_slot *slot);
 void dma_bounce_slot_trace_end(struct device *dev, struct dma_bounce_slot *slot, bool copy);
 void dma_bounce_slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot,
 			  struct scatterlist *sgl, size_t skip, size_t len, bool to_slot);
+void dma_bounce_slot_lost(struct dma_bounce_pool *pool, struct device *dev);
 void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
 			  struct dma_bounce_slot *slot, struct scatterlist *sgl, size_t skip,
 			  size_t len, enum dma_data_direction dir, bool for_device);
@@ -58,11 +59,19 @@ static __always_inline void dma_bounce_slot_finish(struct dma_bounce_pool *pool,
 						   struct dma_bounce_slot *slot,
 						   struct scatterlist *sgl, unsigned long attrs)
 {
-	bool copy = slot->chunk->kind != DMA_BOUNCE_READ && !(attrs & DMA_ATTR_SKIP_CPU_SYNC) &&
-		    READ_ONCE(slot->chunk->state) != DMA_BOUNCE_DEAD;
+	bool copy = slot->chunk->kind != DMA_BOUNCE_READ;
 
-	if (copy && slot->no_copy_in && !(attrs & DMA_ATTR_BOUNCE_ALL_WRITTEN)) {
-		dma_bounce_count(pool, DMA_BOUNCE_UNWRITTEN, 1);
+	if (copy && slot->no_copy_in) {
+		/* Such a mapping is never synchronised, so DMA_ATTR_SKIP_CPU_SYNC means nothing. */
+		if (!(attrs & DMA_ATTR_BOUNCE_ALL_WRITTEN)) {
+			dma_bounce_count(pool, DMA_BOUNCE_UNWRITTEN, 1);
+			copy = false;
+		}
+	} else if (attrs & DMA_ATTR_SKIP_CPU_SYNC) {
+		copy = false;
+	}
+	if (copy && unlikely(READ_ONCE(slot->chunk->state) == DMA_BOUNCE_DEAD)) {
+		dma_bounce_slot_lost(pool, dev);
 		copy = false;
 	}
 	if (copy)

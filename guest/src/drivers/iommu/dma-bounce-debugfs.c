@@ -113,6 +113,7 @@ static int stats_show(struct seq_file *m, void *unused)
 		   pool->recycled, pool->shrunk, pool->drained);
 	seq_printf(m, "chunks_stuck %llu\nchunks_yielded %llu\nslots_orphaned %llu\n", pool->stuck,
 		   pool->yielded, pool->orphaned);
+	seq_printf(m, "chunks_blocked %llu\n", pool->blocked);
 	show_bounced(m, &pool->slots);
 	for (i = 0; i < DMA_BOUNCE_STATS; i++)
 		seq_printf(m, "%s %llu\n", stat_names[i], dma_bounce_pool_stat(pool, i));

@@ -96,27 +96,17 @@ static void dma_bounce_opt_out(void *data)
 		WRITE_ONCE(dev->iommu->bounce.opt_in, false);
 }
 
-/*
- * Returns true for display controllers. The driver of a bus, such as virtio-pci, opts in for all
- * devices on the bus. But graphics drivers keep buffers mapped, and not all of them synchronise:
- * virtio-gpu of 6.12 never synchronises a buffer before the CPU looks at it.
- */
-static bool maps_for_long(struct device *dev)
-{
-	return dev_is_pci(dev) && to_pci_dev(dev)->class >> 16 == PCI_BASE_CLASS_DISPLAY;
-}
-
 /**
  * dma_bounce_opt_in - allow small DMA of a device to bounce
  * @dev: the device, which is being probed
  *
  * A driver may call this function if it follows the DMA API's rules on the ownership of buffers.
  * The driver must unmap or synchronise each streaming mapping before the CPU looks at the buffer.
- * The opt-in ends when the driver is unbound. Has no effect for display controllers.
+ * The opt-in ends when the driver is unbound.
  */
 void dma_bounce_opt_in(struct device *dev)
 {
-	if (!dev->iommu || maps_for_long(dev) || devm_add_action(dev, dma_bounce_opt_out, dev))
+	if (!dev->iommu || devm_add_action(dev, dma_bounce_opt_out, dev))
 		return;
 	WRITE_ONCE(dev->iommu->bounce.opt_in, true);
 }

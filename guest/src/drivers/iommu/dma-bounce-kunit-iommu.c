@@ -177,11 +177,21 @@ static bool fake_del(struct iommu_domain *domain, dma_addr_t iova, void *va, siz
 	return true;
 }
 
+static bool fake_held(struct iommu_domain *domain, void *va, size_t size)
+{
+	struct fake_iommu *fake = to_fake(domain);
+
+	return READ_ONCE(fake->held) &&
+	       fake_device_page(fake, READ_ONCE(fake->held) >> PAGE_SHIFT,
+				IOMMU_READ | IOMMU_WRITE) == va;
+}
+
 static const struct dma_bounce_ops fake_bounce_ops = {
 	.name	= "fake",
 	.limits	= fake_limits,
 	.add	= fake_add,
 	.del	= fake_del,
+	.held	= fake_held,
 };
 
 static const struct iommu_domain_ops fake_domain_ops = {

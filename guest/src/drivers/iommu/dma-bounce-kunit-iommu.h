@@ -27,6 +27,7 @@
  * @budget:	maximum number of bytes that the provider gives the domain
  * @refuse_del:	the provider refuses to take chunks back
  * @refused:	number of refusals to take a chunk back
+ * @held:	something holds the pages of chunks at this IOVA
  * @refuse_add:	IOVA at which the provider never adds a chunk
  * @adding:	called while the provider adds a chunk, or NULL
  * @shares_with: structure whose @most and @given apply to this domain, NULL for this structure
@@ -44,6 +45,7 @@ struct fake_iommu {
 	u64			budget;
 	bool			refuse_del;
 	unsigned long		refused;
+	dma_addr_t		held;
 	dma_addr_t		refuse_add;
 	void			(*adding)(struct dma_bounce_pool *pool);
 	struct fake_iommu	*shares_with;

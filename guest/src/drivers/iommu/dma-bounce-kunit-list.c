@@ -236,6 +236,28 @@ static void list_middle_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
+/* A sync call that is too long copies what is mapped. */
+static void long_sync_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	bool synced = false;
+	dma_addr_t addr;
+	u8 bytes[256];
+
+	bounce_kunit_fill(t);
+	memset(bytes, SECRET, sizeof(bytes));
+	addr = bounce_kunit_map_bounced(test, 1000, 256, DMA_FROM_DEVICE, 0);
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, bytes, 256));
+	kunit_warning_suppress(test)
+		synced = __dma_bounce_sync_single(t->dev, addr + 56, 300, DMA_FROM_DEVICE, false);
+	KUNIT_EXPECT_TRUE(test, synced);
+	memset(t->expect + 1056, SECRET, 200);
+	bounce_kunit_expect_area(test);
+	memset(t->expect + 1000, SECRET, 56);
+	dma_unmap_single(t->dev, addr, 256, DMA_FROM_DEVICE);
+	bounce_kunit_expect_area(test);
+}
+
 static unsigned int slots_in_use(struct dma_bounce_pool *pool)
 {
 	struct dma_bounce_slots *slots = &pool->slots;
@@ -352,6 +374,7 @@ static struct kunit_case bounce_list_cases[] = {
 	KUNIT_CASE(max_segment_test),
 	KUNIT_CASE(list_layout_test),
 	KUNIT_CASE(list_middle_test),
+	KUNIT_CASE(long_sync_test),
 	KUNIT_CASE(list_copy_test),
 	KUNIT_CASE(list_stale_test),
 	KUNIT_CASE(list_or_page_test),

@@ -14,6 +14,7 @@
 #include <linux/nodemask.h>
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
+#include <linux/shrinker.h>
 
 #include "dma-bounce-debugfs.h"
 #include "dma-bounce-kunit.h"
@@ -39,16 +40,13 @@ static void expect_chunk_on(struct kunit *test, struct dma_bounce_chunk *chunk, 
 	KUNIT_EXPECT_EQ(test, elsewhere, 0);
 }
 
-/* Moves the device to a node, and adds a chunk to a pool of the kernel's pages. */
-static void add_chunk_on(struct kunit *test, int node)
+/* Makes a pool of the kernel's pages for the device's domain, with a chunk. */
+static struct dma_bounce_pool *make_page_pool(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
 	struct iommu_domain *domain = &t->fake->domain;
-	struct dma_bounce_chunk *chunk;
 	struct dma_bounce_pool *pool;
-	unsigned long place = 0;
 
-	set_dev_node(t->dev, node);
 	pool = dma_bounce_pool_create(domain, t->pool->iovad, &dma_bounce_page_ops, t->dev, SZ_4K);
 	KUNIT_ASSERT_NOT_NULL(test, pool);
 	dma_bounce_share_add(pool);
@@ -57,15 +55,57 @@ static void add_chunk_on(struct kunit *test, int node)
 	pool->mask = DMA_BIT_MASK(32);
 	atomic_inc(&pool->missed[DMA_BOUNCE_WRITE][0]);
 	pool->work.func(&pool->work);
+	return pool;
+}
+
+static void free_page_pool(struct kunit *test, struct dma_bounce_pool *pool)
+{
+	struct bounce_test *t = test->priv;
+
+	dma_bounce_share_del(pool);
+	dma_bounce_pool_destroy(pool);
+	t->fake->domain.bounce = t->pool;
+}
+
+/* Moves the device to a node, and adds a chunk to a pool of the kernel's pages. */
+static void add_chunk_on(struct kunit *test, int node)
+{
+	struct bounce_test *t = test->priv;
+	struct dma_bounce_chunk *chunk;
+	struct dma_bounce_pool *pool;
+	unsigned long place = 0;
+
+	set_dev_node(t->dev, node);
+	pool = make_page_pool(test);
 	mutex_lock(&pool->slots.mutex);
 	chunk = dma_bounce_next_chunk(pool, &place);
 	KUNIT_EXPECT_NOT_NULL(test, chunk);
 	if (chunk)
 		expect_chunk_on(test, chunk, node);
 	mutex_unlock(&pool->slots.mutex);
-	dma_bounce_share_del(pool);
-	dma_bounce_pool_destroy(pool);
-	domain->bounce = t->pool;
+	free_page_pool(test, pool);
+}
+
+/* If memory is short, a pool of the kernel's pages gives its idle chunks back at once. */
+static void shrink_test(struct kunit *test)
+{
+	struct dma_bounce_pool *pool = make_page_pool(test);
+	struct shrink_control sc = { .nr_to_scan = 1 };
+	struct dma_bounce_slot *slot;
+
+	KUNIT_EXPECT_EQ(test, pool->nchunks, 1);
+	rcu_read_lock();
+	slot = dma_bounce_slots_get(&pool->slots, DMA_BOUNCE_WRITE, 0, DMA_BOUNCE_SINGLE);
+	rcu_read_unlock();
+	KUNIT_EXPECT_NOT_NULL(test, slot);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pages_scan(NULL, &sc), SHRINK_STOP);
+	KUNIT_EXPECT_EQ(test, pool->nchunks, 1);
+	if (slot)
+		dma_bounce_slots_put(&pool->slots, slot);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pages_scan(NULL, &sc), DMA_BOUNCE_PAGE_CHUNK / PAGE_SIZE);
+	KUNIT_EXPECT_EQ(test, pool->nchunks, 0);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pages_scan(NULL, &sc), SHRINK_STOP);
+	free_page_pool(test, pool);
 }
 
 /* Chunks of the kernel's own pages come from the node of the device, whichever CPU adds them. */
@@ -110,30 +150,29 @@ static void use_device_page(struct kunit *test, enum memory_type type,
 	release_resource(&res);
 }
 
-/* Maps a page of another device's memory, which must not be copied. */
-static void map_device_page(struct kunit *test, struct page *page)
+/* Maps a page of memory with DAX, which is copied like other pages. */
+static void map_dax_page(struct kunit *test, struct page *page)
 {
+	/* There is no memory at the address of the page, so nothing may be copied. */
+	const unsigned long attrs = DMA_ATTR_BOUNCE_NO_COPY_IN;
 	struct bounce_test *t = test->priv;
-	u64 before = dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY);
 	struct scatterlist sgl[1];
 	dma_addr_t addr;
 
-	addr = dma_map_page(t->dev, page, 0, 4096, DMA_FROM_DEVICE);
+	addr = dma_map_page_attrs(t->dev, page, 0, 4096, DMA_FROM_DEVICE, attrs);
 	KUNIT_EXPECT_FALSE(test, dma_mapping_error(t->dev, addr));
-	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
+	KUNIT_EXPECT_TRUE(test, dma_bounce_owns(t->pool, addr));
 	dma_unmap_page(t->dev, addr, 4096, DMA_FROM_DEVICE);
-	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), before + 1);
 	sg_init_table(sgl, 1);
 	sg_set_page(sgl, page, 4096, 0);
-	KUNIT_EXPECT_EQ(test, dma_map_sg(t->dev, sgl, 1, DMA_FROM_DEVICE), 1);
-	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
+	KUNIT_EXPECT_EQ(test, dma_map_sg_attrs(t->dev, sgl, 1, DMA_FROM_DEVICE, attrs), 1);
+	KUNIT_EXPECT_TRUE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
 	dma_unmap_sg(t->dev, sgl, 1, DMA_FROM_DEVICE);
-	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), before + 2);
 }
 
-static void device_memory_test(struct kunit *test)
+static void dax_memory_test(struct kunit *test)
 {
-	use_device_page(test, MEMORY_DEVICE_GENERIC, map_device_page);
+	use_device_page(test, MEMORY_DEVICE_GENERIC, map_dax_page);
 }
 
 /*
@@ -146,10 +185,11 @@ static void decline_peer_page(struct kunit *test, struct page *page)
 	struct bounce_test *t = test->priv;
 	u64 before = dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY);
 	struct scatterlist sgl[2];
+	dma_addr_t addr;
 
 	KUNIT_EXPECT_TRUE(test, is_pci_p2pdma_page(page));
-	KUNIT_EXPECT_EQ(test, dma_bounce_map_page(t->dev, page_to_phys(page), 4096,
-						  DMA_FROM_DEVICE, 0), DMA_MAPPING_ERROR);
+	KUNIT_EXPECT_FALSE(test, dma_bounce_map_page(t->dev, page_to_phys(page), 4096,
+						     DMA_FROM_DEVICE, 0, &addr));
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), before + 1);
 	sg_init_table(sgl, 2);
 	sg_set_buf(&sgl[0], t->area, 1024);
@@ -173,7 +213,7 @@ static void peer_memory_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 #else
-static void device_memory_test(struct kunit *test)
+static void dax_memory_test(struct kunit *test)
 {
 	kunit_skip(test, "this kernel has no device memory with pages");
 }
@@ -186,7 +226,8 @@ static void peer_memory_test(struct kunit *test)
 
 static struct kunit_case bounce_place_cases[] = {
 	KUNIT_CASE(node_test),
-	KUNIT_CASE(device_memory_test),
+	KUNIT_CASE(shrink_test),
+	KUNIT_CASE(dax_memory_test),
 	KUNIT_CASE(peer_memory_test),
 	{ }
 };

@@ -8,6 +8,7 @@
 #include <linux/blk-mq-dma.h>
 #include <linux/dma-mapping.h>
 #include <linux/iommu-dma.h>
+#include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/slab.h>
 
@@ -302,20 +303,27 @@ static void request_layout_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* A request is declined if one of its pieces is memory of another device. */
+/* A request is declined if a piece is memory of another device, but not if it is a DAX page. */
 static void request_memory_test(struct kunit *test)
 {
 #ifdef CONFIG_ZONE_DEVICE
 	struct bounce_test *t = test->priv;
 	struct test_request *r = make_request(test);
 	struct page *page = virt_to_page(t->area + pieces[1].offset);
+	struct dev_pagemap map = { .type = MEMORY_DEVICE_COHERENT }, *old_map;
 	enum zone_type zone = page_zonenum(page);
+	struct folio *folio = page_folio(page);
 
 	bounce_kunit_warm(test, REQUEST_LEN, DMA_FROM_DEVICE);
 	expect_mapped(test, r);
+	old_map = folio->pgmap;
+	folio->pgmap = &map;
 	set_page_zone(page, ZONE_DEVICE);
 	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_MEMORY);
+	map.type = MEMORY_DEVICE_FS_DAX;
+	expect_mapped(test, r);
 	set_page_zone(page, zone);
+	folio->pgmap = old_map;
 	expect_mapped(test, r);
 	bounce_kunit_expect_area(test);
 #else

@@ -32,4 +32,14 @@ static inline bool dma_bounce_is_lent(const struct page *page)
 	       page_pgmap(page)->owner == DMA_BOUNCE_LEND_OWNER;
 }
 
+/*
+ * Returns true if a page is lent at present, for any device. If memory was taken back while
+ * something holds its pages, no device may access it.
+ */
+static inline bool dma_bounce_is_on_loan(const struct page *page)
+{
+	return dma_bounce_is_lent(page) &&
+	       READ_ONCE(folio_page(page_folio(page), 0)->zone_device_data);
+}
+
 #endif /* _DMA_BOUNCE_LEND_H */

@@ -13,6 +13,7 @@
 #include <linux/iova.h>
 #include <linux/memremap.h>
 #include <linux/scatterlist.h>
+#include <linux/swiotlb.h>
 
 #include "dma-bounce-copy.h"
 #include "dma-bounce-lend.h"
@@ -57,41 +58,44 @@ static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, 
  * @dir: direction of the transfer
  * @attrs: attributes of the mapping
  *
- * Return: the address for the device, or DMA_MAPPING_ERROR if the buffer does not bounce.
+ * @addr: set to the address for the device, or to DMA_MAPPING_ERROR
+ *
+ * Return: false if the caller must map the buffer. If true and @addr is DMA_MAPPING_ERROR, the
+ * buffer must not be mapped.
  */
-dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
-				 enum dma_data_direction dir, unsigned long attrs)
+bool __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
+			   enum dma_data_direction dir, unsigned long attrs, dma_addr_t *addr)
 {
 	struct dma_bounce_pool *pool = dma_bounce_pool_in(dev);
 	struct page *page = pfn_to_page(PHYS_PFN(phys));
-	dma_addr_t addr = DMA_MAPPING_ERROR;
-	bool lent, required;
+	bool lent = dma_bounce_is_lent(page), required;
 	size_t limit;
 
-	if (!pool || !size)
-		return addr;
-	lent = dma_bounce_is_lent(page);
-	if (lent && dma_bounce_usable(pool, dev)) {
-		addr = dma_bounce_lent_map(pool, phys, size);
-		if (addr != DMA_MAPPING_ERROR)
-			return addr;
-	}
+	*addr = DMA_MAPPING_ERROR;
 	/* Memory that was lent for another device must not be mapped for this device. */
+	if (!pool || !size || (lent && !dma_bounce_is_on_loan(page)))
+		return lent;
+	if (lent && dma_bounce_usable(pool, dev)) {
+		*addr = dma_bounce_lent_map(pool, phys, size);
+		if (*addr != DMA_MAPPING_ERROR)
+			return true;
+	}
 	required = lent || dma_bounce_required(pool, dev, phys, size);
 	if ((!required && !dma_bounce_wanted(dev)) || !dma_bounce_attrs_allow(pool, dev, attrs))
-		return addr;
-	if (!lent && is_zone_device_page(page)) {
+		return lent;
+	if (!lent && !dma_bounce_can_copy(page)) {
 		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
-		return addr;
+		return false;
 	}
 	limit = required ? DMA_BOUNCE_MAX_SLOT : dma_bounce_threshold(pool, dev);
 	if (dma_bounce_usable(pool, dev))
-		addr = map_by_slot(pool, dev, phys, size, limit, dir, attrs);
-	if (addr == DMA_MAPPING_ERROR && required)
-		addr = dma_bounce_single_map(pool, dma_bounce_mask(dev), phys, size, dir, attrs);
-	if (addr != DMA_MAPPING_ERROR)
+		*addr = map_by_slot(pool, dev, phys, size, limit, dir, attrs);
+	if (*addr == DMA_MAPPING_ERROR && required)
+		*addr = dma_bounce_single_map(pool, dma_bounce_mask(dev), phys, size, dir, attrs);
+	if (*addr != DMA_MAPPING_ERROR)
 		dma_bounce_reset_need_sync(pool, dev);
-	return addr;
+	/* The caller can still bounce a buffer of an untrusted device by swiotlb. */
+	return *addr != DMA_MAPPING_ERROR || lent || (required && !is_swiotlb_active(dev));
 }
 
 /**
@@ -111,7 +115,7 @@ static bool sg_has_lent(struct scatterlist *sgl, int nents)
 	int i;
 
 	for_each_sg(sgl, s, nents, i)
-		if (dma_bounce_is_lent(sg_page(s)))
+		if (dma_bounce_is_on_loan(sg_page(s)))
 			return true;
 	return false;
 }
@@ -141,9 +145,10 @@ static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
 	int i;
 
 	for_each_sg(sgl, s, nents, i) {
-		if (is_zone_device_page(sg_page(s))) {
-			if (!dma_bounce_is_lent(sg_page(s)))
-				dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
+		if (dma_bounce_is_lent(sg_page(s)))
+			return 0;
+		if (!dma_bounce_can_copy(sg_page(s))) {
+			dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
 			return 0;
 		}
 		/* Entries are packed without gaps. Check that the address keeps its low bits. */
@@ -403,6 +408,7 @@ static noinline bool sync_single(struct dma_bounce_pool *pool, struct device *de
 {
 	struct dma_bounce_slot *slot;
 	dma_addr_t start;
+	size_t inside;
 
 	rcu_read_lock();
 	slot = dma_bounce_slots_find(&pool->slots, addr);
@@ -411,12 +417,14 @@ static noinline bool sync_single(struct dma_bounce_pool *pool, struct device *de
 	if (dev_WARN_ONCE(dev, !slot, "syncs a bounced address that is not mapped: %pad\n", &addr))
 		goto out;
 	start = dma_bounce_slot_iova(slot) + slot->offset;
-	if (dev_WARN_ONCE(dev, addr < start || addr - start > slot->len ||
-			  size > slot->len - (addr - start),
+	inside = addr < start || addr - start > slot->len ? 0 : slot->len - (addr - start);
+	/* Copy what is mapped, like swiotlb. Stale data would be worse than the warning. */
+	if (dev_WARN_ONCE(dev, size > inside,
 			  "syncs %zu bytes at %pad of a mapping of %u at %pad\n", size, &addr,
 			  slot->len, &start))
-		goto out;
-	dma_bounce_slot_sync(pool, dev, slot, NULL, addr - start, size, dir, for_device);
+		size = inside;
+	if (size)
+		dma_bounce_slot_sync(pool, dev, slot, NULL, addr - start, size, dir, for_device);
 out:
 	rcu_read_unlock();
 	return true;

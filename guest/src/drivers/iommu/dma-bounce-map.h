@@ -15,8 +15,8 @@
 
 #ifdef CONFIG_IOMMU_DMA_BOUNCE
 
-dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
-				 enum dma_data_direction dir, unsigned long attrs);
+bool __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
+			   enum dma_data_direction dir, unsigned long attrs, dma_addr_t *addr);
 bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long attrs);
 bool __dma_bounce_by_piece(struct device *dev);
 bool __dma_bounce_by_entry(struct device *dev, struct scatterlist *sgl, int nents);
@@ -30,24 +30,24 @@ bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents
 			  enum dma_data_direction dir, bool for_device);
 
 /*
- * Returns the address for the device, or DMA_MAPPING_ERROR if the caller must map the memory
- * itself.
+ * Returns false if the caller must map the memory itself. Otherwise sets @addr to the address for
+ * the device, or to DMA_MAPPING_ERROR if the memory must not be mapped.
  */
-static inline dma_addr_t dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
-					     enum dma_data_direction dir, unsigned long attrs)
+static inline bool dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
+				       enum dma_data_direction dir, unsigned long attrs,
+				       dma_addr_t *addr)
 {
-	if (static_branch_unlikely(&dma_bounce_key))
-		return __dma_bounce_map_page(dev, phys, size, dir, attrs);
-	return DMA_MAPPING_ERROR;
+	return static_branch_unlikely(&dma_bounce_key) &&
+	       __dma_bounce_map_page(dev, phys, size, dir, attrs, addr);
 }
 
 /* Like dma_bounce_map_page(), for memory that may have no pages */
-static inline dma_addr_t dma_bounce_map_phys(struct device *dev, phys_addr_t phys, size_t size,
-					     enum dma_data_direction dir, unsigned long attrs)
+static inline bool dma_bounce_map_phys(struct device *dev, phys_addr_t phys, size_t size,
+				       enum dma_data_direction dir, unsigned long attrs,
+				       dma_addr_t *addr)
 {
-	if (static_branch_unlikely(&dma_bounce_key) && pfn_valid(PHYS_PFN(phys)))
-		return __dma_bounce_map_page(dev, phys, size, dir, attrs);
-	return DMA_MAPPING_ERROR;
+	return static_branch_unlikely(&dma_bounce_key) && pfn_valid(PHYS_PFN(phys)) &&
+	       __dma_bounce_map_page(dev, phys, size, dir, attrs, addr);
 }
 
 /*
@@ -104,16 +104,18 @@ static inline bool dma_bounce_sync_sg(struct device *dev, struct scatterlist *sg
 
 #else /* !CONFIG_IOMMU_DMA_BOUNCE */
 
-static inline dma_addr_t dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
-					     enum dma_data_direction dir, unsigned long attrs)
+static inline bool dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
+				       enum dma_data_direction dir, unsigned long attrs,
+				       dma_addr_t *addr)
 {
-	return DMA_MAPPING_ERROR;
+	return false;
 }
 
-static inline dma_addr_t dma_bounce_map_phys(struct device *dev, phys_addr_t phys, size_t size,
-					     enum dma_data_direction dir, unsigned long attrs)
+static inline bool dma_bounce_map_phys(struct device *dev, phys_addr_t phys, size_t size,
+				       enum dma_data_direction dir, unsigned long attrs,
+				       dma_addr_t *addr)
 {
-	return DMA_MAPPING_ERROR;
+	return false;
 }
 
 static inline bool dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long attrs)

@@ -91,6 +91,16 @@ static struct page *alloc_chunk(int node, size_t *size)
 	return NULL;
 }
 
+/**
+ * dma_bounce_page_bytes - get the memory that all pools together took from the kernel
+ *
+ * Return: the number of bytes
+ */
+size_t dma_bounce_page_bytes(void)
+{
+	return atomic_long_read(&dma_bounce_page_total);
+}
+
 static void free_chunk(struct page *page, size_t size)
 {
 	__free_pages(page, get_order(size));

@@ -17,6 +17,8 @@
 extern const struct dma_bounce_ops dma_bounce_page_ops;
 extern size_t dma_bounce_page_pool_size;
 
+size_t dma_bounce_page_bytes(void);
+
 #if IS_ENABLED(CONFIG_KUNIT)
 extern atomic_long_t dma_bounce_page_total;
 u64 dma_bounce_page_limit(void);

@@ -77,20 +77,13 @@ void dma_bounce_pool_missed(struct dma_bounce_pool *pool, enum dma_bounce_kind k
 
 static void pool_notified(struct dma_bounce_slots *slots)
 {
-	struct dma_bounce_pool *pool = container_of(slots, struct dma_bounce_pool, slots);
-
-	queue_work(dma_bounce_wq, &pool->work);
+	queue_work(dma_bounce_wq, &container_of(slots, struct dma_bounce_pool, slots)->work);
 }
 
 /* Chunks. The caller of these functions holds the mutex. */
 
-static unsigned int chunks_of(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
-{
-	return pool->slots.depots[kind][class].nslots / dma_bounce_per_chunk(&pool->slots, class);
-}
-
-/* Gives the memory of a chunk back. Returns false if a device may still reach the memory. */
-static bool chunk_unmap(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk)
+/* Gives memory back, but not the place. Returns false if a device may still reach the memory. */
+bool dma_bounce_chunk_unmap(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk)
 {
 	if (!chunk->va)
 		return true;
@@ -116,7 +109,7 @@ static bool chunk_unmap(struct dma_bounce_pool *pool, struct dma_bounce_chunk *c
  */
 void dma_bounce_chunk_del(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk)
 {
-	if (chunk_unmap(pool, chunk))
+	if (dma_bounce_chunk_unmap(pool, chunk))
 		dma_bounce_chunk_remove(&pool->slots, chunk);
 	else
 		dma_bounce_chunk_retire(&pool->slots, chunk, DMA_BOUNCE_DEAD);
@@ -157,6 +150,8 @@ static void *chunk_back(struct dma_bounce_pool *pool, dma_addr_t *iova, size_t *
  * @iova: set to the chunk's address for devices
  * @size: set to the chunk's length in bytes
  *
+ * Blocks memory whose pages something holds, such as io_uring, and asks for other memory.
+ *
  * Return: the chunk, or an error pointer. dma_bounce_chunk_del() gives the chunk back.
  */
 struct dma_bounce_chunk *dma_bounce_chunk_make(struct dma_bounce_pool *pool, unsigned int kind,
@@ -165,6 +160,7 @@ struct dma_bounce_chunk *dma_bounce_chunk_make(struct dma_bounce_pool *pool, uns
 {
 	struct dma_bounce_chunk *chunk;
 
+again:
 	*size = 1UL << pool->slots.chunk_shift;
 	if (pool->backed + *size > pool->budget)
 		return ERR_PTR(-ENOMEM);
@@ -182,6 +178,12 @@ struct dma_bounce_chunk *dma_bounce_chunk_make(struct dma_bounce_pool *pool, uns
 	pool->adds++;
 	trace_dma_bounce_chunk(pool->name, *iova, *size, kind, true);
 	queue_delayed_work(dma_bounce_wq, &pool->idle_work, msecs_to_jiffies(pool->idle_ms));
+	if (unlikely(dma_bounce_memory_held(pool, *va, *size))) {
+		dma_bounce_chunk_publish_whole(&pool->slots, chunk, *va, *iova, *size,
+					       DMA_BOUNCE_BLOCKED);
+		pool->blocked++;
+		goto again;
+	}
 	return chunk;
 }
 
@@ -254,7 +256,7 @@ static void pool_grow(struct dma_bounce_pool *pool, unsigned int kind, unsigned 
 {
 	unsigned int missed = atomic_xchg(&pool->missed[kind][class], 0);
 	unsigned int per_chunk = dma_bounce_per_chunk(&pool->slots, class);
-	unsigned int have = chunks_of(pool, kind, class);
+	unsigned int have = dma_bounce_chunks_of(pool, kind, class);
 	unsigned int want = min(DIV_ROUND_UP(missed, per_chunk), have + 1);
 	int ret = 0;
 
@@ -299,8 +301,7 @@ void dma_bounce_pool_reap(struct dma_bounce_pool *pool)
 	unsigned long place;
 
 	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));) {
-		if (chunk->state == DMA_BOUNCE_LIVE || chunk->state == DMA_BOUNCE_WHOLE ||
-		    dma_bounce_chunk_used(&pool->slots, chunk))
+		if (dma_bounce_chunk_stays(pool, chunk))
 			continue;
 		if (chunk->va && !pool->active && pool->ops == &dma_bounce_page_ops)
 			continue;
@@ -431,7 +432,7 @@ static void pool_idle_work(struct work_struct *work)
 		goto again;
 	dma_bounce_slots_flush(&pool->slots, false);
 	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));) {
-		last = chunks_of(pool, chunk->kind, chunk->class) <= 1;
+		last = dma_bounce_chunks_of(pool, chunk->kind, chunk->class) <= 1;
 		if (dma_bounce_chunk_withdraw(&pool->slots, chunk,
 					      last ? age * DMA_BOUNCE_KEEP_FACTOR : age, !last)) {
 			pool->shrunk++;
@@ -439,7 +440,7 @@ static void pool_idle_work(struct work_struct *work)
 		}
 	}
 again:
-	if (pool->nchunks)
+	if (pool->nchunks || !list_empty(&pool->loans))
 		queue_delayed_work(dma_bounce_wq, &pool->idle_work, max(age / 2, 1UL));
 out:
 	mutex_unlock(&pool->slots.mutex);
@@ -469,13 +470,14 @@ static void pool_kill(struct dma_bounce_pool *pool)
 		return;
 	dma_bounce_loans_stop(pool);
 	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));)
-		dma_bounce_chunk_retire(&pool->slots, chunk, DMA_BOUNCE_DEAD);
+		if (chunk->state != DMA_BOUNCE_WHOLE)
+			dma_bounce_chunk_retire(&pool->slots, chunk, DMA_BOUNCE_DEAD);
 	pool->ndraining = 0;
 	dma_bounce_slots_flush(&pool->slots, true);
 	/* Wait for users that copy to or from a slot. */
 	synchronize_rcu();
 	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));) {
-		if (chunk->va && chunk_unmap(pool, chunk))
+		if (chunk->va && dma_bounce_chunk_unmap(pool, chunk))
 			pool->orphaned += dma_bounce_chunk_used(&pool->slots, chunk);
 	}
 	dma_bounce_pool_reap(pool);
@@ -537,9 +539,7 @@ struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 {
 	struct dma_bounce_pool *pool;
 
-	if (!make_workqueue())
-		return NULL;
-	pool = kzalloc(sizeof(*pool), GFP_KERNEL);
+	pool = make_workqueue() ? kzalloc(sizeof(*pool), GFP_KERNEL) : NULL;
 	if (!pool)
 		return NULL;
 	pool->name = kstrdup(dev_name(dev), GFP_KERNEL);
@@ -586,6 +586,7 @@ void dma_bounce_pool_destroy(struct dma_bounce_pool *pool)
 	mutex_lock(&pool->slots.mutex);
 	pool->active = false;
 	pool_kill(pool);
+	dma_bounce_loans_forget(pool);
 	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));)
 		dma_bounce_chunk_remove(&pool->slots, chunk);
 	mutex_unlock(&pool->slots.mutex);

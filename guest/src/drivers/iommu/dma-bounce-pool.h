@@ -22,12 +22,41 @@ void dma_bounce_pool_resume(struct dma_bounce_pool *pool);
 void dma_bounce_pool_retry(struct dma_bounce_pool *pool);
 void dma_bounce_pool_set_idle(struct dma_bounce_pool *pool, u32 ms);
 
+/* Returns the number of live chunks that are cut into slots of a kind and class. */
+static inline unsigned int dma_bounce_chunks_of(struct dma_bounce_pool *pool, unsigned int kind,
+						unsigned int class)
+{
+	return pool->slots.depots[kind][class].nslots / dma_bounce_per_chunk(&pool->slots, class);
+}
+
+/* Returns true if something holds pages of memory that was lent before. */
+static inline bool dma_bounce_memory_held(struct dma_bounce_pool *pool, void *va, size_t size)
+{
+	return pool->ops->held && pool->ops->held(pool->domain, va, size);
+}
+
+/* Returns true if a chunk is in use, so that its memory cannot be given back. */
+static inline bool dma_bounce_chunk_stays(struct dma_bounce_pool *pool,
+					  struct dma_bounce_chunk *chunk)
+{
+	switch (chunk->state) {
+	case DMA_BOUNCE_LIVE:
+	case DMA_BOUNCE_WHOLE:
+		return true;
+	case DMA_BOUNCE_BLOCKED:
+		return dma_bounce_memory_held(pool, chunk->va, chunk->size);
+	default:
+		return dma_bounce_chunk_used(&pool->slots, chunk);
+	}
+}
+
 /* The functions from here to dma_bounce_pool_set_limits() need the mutex of @pool. */
 struct dma_bounce_chunk *dma_bounce_find_idle(struct dma_bounce_pool *pool, unsigned int kind,
 					      unsigned long age);
 struct dma_bounce_chunk *dma_bounce_chunk_make(struct dma_bounce_pool *pool, unsigned int kind,
 					       unsigned int class, void **va, dma_addr_t *iova,
 					       size_t *size);
+bool dma_bounce_chunk_unmap(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk);
 void dma_bounce_chunk_del(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk);
 void dma_bounce_pool_reap(struct dma_bounce_pool *pool);
 void dma_bounce_pool_set_limits(struct dma_bounce_pool *pool, struct dma_bounce_limits *limits);

@@ -43,7 +43,8 @@ static size_t request_packable(struct device *dev, struct request *req, size_t l
 		return 0;
 	}
 	rq_for_each_bvec(bv, req, iter) {
-		if (is_zone_device_page(bv.bv_page)) {
+		/* The caller looks for lent memory, which is no reason to count. */
+		if (dma_bounce_is_lent(bv.bv_page) || !dma_bounce_can_copy(bv.bv_page)) {
 			*reason = DMA_BOUNCE_FB_MEMORY;
 			return 0;
 		}
@@ -65,7 +66,7 @@ static bool request_has_lent(struct request *req)
 	if (req->rq_flags & RQF_SPECIAL_PAYLOAD)
 		return false;
 	rq_for_each_bvec(bv, req, iter)
-		if (dma_bounce_is_lent(bv.bv_page))
+		if (dma_bounce_is_on_loan(bv.bv_page))
 			return true;
 	return false;
 }

@@ -9,20 +9,27 @@
  * that has most chunks. If a pool finds no memory, another pool gives up a chunk that was idle for
  * a while. If no pool has an idle chunk, the pool with most chunks gives up a chunk, if it has at
  * least two more than the pool that needs memory.
+ *
+ * If the guest's memory runs short, pools of the kernel's own pages give idle chunks back at once.
  */
 
+#include <kunit/visibility.h>
 #include <linux/cleanup.h>
 #include <linux/jiffies.h>
 #include <linux/list.h>
 #include <linux/mutex.h>
+#include <linux/shrinker.h>
 #include <linux/workqueue.h>
 
 #include "dma-bounce-debugfs.h"
+#include "dma-bounce-pages.h"
 #include "dma-bounce-pool.h"
 #include "dma-bounce-share.h"
 
 /* Time in jiffies to wait for a draining chunk before another chunk is taken */
 #define DMA_BOUNCE_DRAIN	HZ
+
+#define PAGES_PER_CHUNK		(DMA_BOUNCE_PAGE_CHUNK / PAGE_SIZE)
 
 /* The pools of all domains. The mutex nests outside the mutexes of the pools. */
 static LIST_HEAD(pools);
@@ -256,6 +263,59 @@ void dma_bounce_share_del(struct dma_bounce_pool *pool)
 	mutex_unlock(&pools_lock);
 	dma_bounce_debugfs_del(pool);
 }
+
+/* Gives idle chunks of the kernel's own pages back. Returns the number of pages. */
+static unsigned long give_pages(unsigned long wanted)
+{
+	struct dma_bounce_pool *pool;
+	unsigned long given = 0;
+	u64 before;
+
+	list_for_each_entry(pool, &pools, list) {
+		/* The allocation that needs memory may be one for this pool. */
+		if (given >= wanted || pool->ops != &dma_bounce_page_ops ||
+		    !mutex_trylock(&pool->slots.mutex))
+			continue;
+		before = pool->backed;
+		if (pool->slots.len)
+			pool_give_idle(pool, (wanted - given - 1) / PAGES_PER_CHUNK + 1, 0);
+		given += (before - pool->backed) >> PAGE_SHIFT;
+		mutex_unlock(&pool->slots.mutex);
+	}
+	return given;
+}
+
+static unsigned long pages_count(struct shrinker *shrinker, struct shrink_control *sc)
+{
+	return dma_bounce_page_bytes() >> PAGE_SHIFT ?: SHRINK_EMPTY;
+}
+
+VISIBLE_IF_KUNIT unsigned long dma_bounce_pages_scan(struct shrinker *shrinker,
+						     struct shrink_control *sc)
+{
+	unsigned long given;
+
+	/* The holder of this lock may need memory itself. */
+	if (!mutex_trylock(&pools_lock))
+		return SHRINK_STOP;
+	given = give_pages(sc->nr_to_scan);
+	mutex_unlock(&pools_lock);
+	return given ?: SHRINK_STOP;
+}
+
+static int __init share_init(void)
+{
+	struct shrinker *shrinker = shrinker_alloc(0, "dma-bounce");
+
+	if (!shrinker)
+		return -ENOMEM;
+	shrinker->count_objects = pages_count;
+	shrinker->scan_objects = dma_bounce_pages_scan;
+	shrinker->batch = PAGES_PER_CHUNK;
+	shrinker_register(shrinker);
+	return 0;
+}
+subsys_initcall(share_init);
 
 /**
  * dma_bounce_limits_changed - apply changed limits of a provider

@@ -236,8 +236,11 @@ bool dma_bounce_single_sync(struct dma_bounce_pool *pool, dma_addr_t addr, size_
 	if (!single)
 		return false;
 	skip = addr - single->addr;
-	if (WARN_ON_ONCE(addr < single->addr || skip > single->len || size > single->len - skip))
+	if (WARN_ON_ONCE(addr < single->addr || skip > single->len))
 		return true;
+	/* Copy what is mapped, like swiotlb. Stale data would be worse than the warning. */
+	if (WARN_ON_ONCE(size > single->len - skip))
+		size = single->len - skip;
 	if (dma_bounce_sync_copies(dir, for_device) && (for_device || !single->read_only))
 		dma_bounce_copy(single->va + skip, single->phys + skip, size, for_device);
 	return true;

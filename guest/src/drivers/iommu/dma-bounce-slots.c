@@ -38,6 +38,11 @@
 
 #include "dma-bounce-slots.h"
 
+#ifdef CONFIG_DEBUG_LOCK_ALLOC
+struct lockdep_map dma_bounce_cpu_map = STATIC_LOCKDEP_MAP_INIT("dma_bounce_cpu",
+								&dma_bounce_cpu_map);
+#endif
+
 static struct dma_bounce_depot *depot_of(struct dma_bounce_slots *slots,
 					 struct dma_bounce_chunk *chunk)
 {
@@ -414,21 +419,23 @@ void dma_bounce_chunk_publish(struct dma_bounce_slots *slots, struct dma_bounce_
 }
 
 /**
- * dma_bounce_chunk_publish_whole - use a chunk as a whole, until it is removed
+ * dma_bounce_chunk_publish_whole - add a chunk without slots
  * @slots: the allocator
  * @chunk: chunk from dma_bounce_chunk_alloc()
  * @va: memory of the chunk
  * @iova: address for devices, in the range. Its place is free.
  * @size: length in bytes
+ * @state: DMA_BOUNCE_WHOLE or DMA_BOUNCE_BLOCKED
  */
 void dma_bounce_chunk_publish_whole(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
-				    void *va, dma_addr_t iova, size_t size)
+				    void *va, dma_addr_t iova, size_t size,
+				    enum dma_bounce_chunk_state state)
 {
 	chunk->va = va;
 	chunk->iova = iova;
 	chunk->size = size;
 	chunk->nslots = 0;
-	chunk->state = DMA_BOUNCE_WHOLE;
+	chunk->state = state;
 	rcu_assign_pointer(slots->chunks[chunk_place(slots, chunk)], chunk);
 }
 

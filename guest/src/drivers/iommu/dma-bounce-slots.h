@@ -56,6 +56,7 @@ enum dma_bounce_kind {
 enum dma_bounce_chunk_state {
 	DMA_BOUNCE_LIVE,
 	DMA_BOUNCE_WHOLE,	/* has no slots, is used as a whole */
+	DMA_BOUNCE_BLOCKED,	/* has no slots, is not used: something holds its pages */
 	DMA_BOUNCE_DRAINING,	/* slots are no longer handed out */
 	DMA_BOUNCE_DEAD,	/* ... and the memory is lost: mapped slots are orphaned */
 };
@@ -267,7 +268,8 @@ void dma_bounce_chunk_discard(struct dma_bounce_chunk *chunk);
 void dma_bounce_chunk_publish(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
 			      void *va, dma_addr_t iova, size_t size);
 void dma_bounce_chunk_publish_whole(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
-				    void *va, dma_addr_t iova, size_t size);
+				    void *va, dma_addr_t iova, size_t size,
+				    enum dma_bounce_chunk_state state);
 bool dma_bounce_chunk_withdraw(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
 			       unsigned long age, bool spare);
 void dma_bounce_chunk_retire(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
@@ -275,15 +277,27 @@ void dma_bounce_chunk_retire(struct dma_bounce_slots *slots, struct dma_bounce_c
 unsigned int dma_bounce_chunk_used(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk);
 void dma_bounce_chunk_remove(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk);
 
+/* Tells lockdep of the CPUs' bit locks, which it does not see. */
+#ifdef CONFIG_DEBUG_LOCK_ALLOC
+extern struct lockdep_map dma_bounce_cpu_map;
+#define dma_bounce_cpu_acquire()	lock_map_acquire(&dma_bounce_cpu_map)
+#define dma_bounce_cpu_release()	lock_map_release(&dma_bounce_cpu_map)
+#else
+#define dma_bounce_cpu_acquire()	do { } while (0)
+#define dma_bounce_cpu_release()	do { } while (0)
+#endif
+
 /* Must be called with interrupts off. */
 static __always_inline void dma_bounce_cpu_lock(struct dma_bounce_cpu *cpu)
 {
+	dma_bounce_cpu_acquire();
 	bit_spin_lock(0, &cpu->lock);
 }
 
 static __always_inline void dma_bounce_cpu_unlock(struct dma_bounce_cpu *cpu)
 {
 	__bit_spin_unlock(0, &cpu->lock);
+	dma_bounce_cpu_release();
 }
 
 /* Returns the slot of an entry in a CPU's cache. */

@@ -10,6 +10,7 @@
 #include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
 #include <linux/iommu.h>
+#include <linux/memremap.h>
 
 #include "dma-bounce-device.h"
 #include "dma-bounce-pool.h"
@@ -22,6 +23,18 @@
  */
 #define DMA_BOUNCE_NEVER	(DMA_ATTR_SKIP_CPU_SYNC | DMA_ATTR_PRIVILEGED | \
 				 DMA_ATTR_REQUIRE_COHERENT | DMA_ATTR_MMIO)
+
+/*
+ * Returns true if the CPU can copy the data of a page: RAM, or pages of a file or device with DAX.
+ * Memory of a device is not copied, because its user wants the devices to access it directly.
+ */
+static inline bool dma_bounce_can_copy(const struct page *page)
+{
+	if (likely(!is_zone_device_page(page)))
+		return true;
+	return page_pgmap(page)->type == MEMORY_DEVICE_FS_DAX ||
+	       page_pgmap(page)->type == MEMORY_DEVICE_GENERIC;
+}
 
 void dma_bounce_fallback(struct dma_bounce_pool *pool, struct device *dev,
 			 enum dma_bounce_stat reason);

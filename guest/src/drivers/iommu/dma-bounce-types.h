@@ -25,12 +25,14 @@ struct iova_domain;
 /**
  * struct dma_bounce_loan_ops - operations on memory that a pool has lent to applications
  * @reap:	Takes back memory that is no longer used. The pool's mutex is held.
- * @stop:	Takes back all lent memory. The pool's mutex is held, except while @stop waits for
- *		users of the memory.
+ * @stop:	Takes back all lent memory, also memory whose pages are still held. The pool's
+ *		mutex is held.
+ * @forget:	Forgets all loans, because the pool is about to be freed. The pool's mutex is held.
  */
 struct dma_bounce_loan_ops {
 	void (*reap)(struct dma_bounce_pool *pool);
 	void (*stop)(struct dma_bounce_pool *pool);
+	void (*forget)(struct dma_bounce_pool *pool);
 };
 
 enum dma_bounce_stat {
@@ -82,6 +84,7 @@ struct dma_bounce_stats {
  *		is known
  * @no_memory:	called with the mutex held if there is no memory within the pool's own limit
  * @starved:	the pool found no memory since other pools were last asked for some
+ * @warned:	the kernel log has a warning about lost data
  * @retry_at:	earliest time of the next attempt to add chunks, in jiffies
  * @idle_ms:	time in ms after which an idle chunk is given back. The last chunk of its kind and
  *		size is kept DMA_BOUNCE_KEEP_FACTOR times as long.
@@ -102,6 +105,7 @@ struct dma_bounce_stats {
  * @shrunk:	chunks that were given back because they were idle
  * @drained:	chunks that were retired and given back when their last slot returned
  * @yielded:	chunks that were given up for another domain, at once or when they became idle
+ * @blocked:	chunks that could not be used because something held pages of their memory
  * @region:	memory that can be lent
  * @loan_ops:	operations on loans, NULL as long as there cannot be any
  * @loans:	list of the loans to applications
@@ -136,6 +140,7 @@ struct dma_bounce_pool {
 	const void			*source;
 	void				(*no_memory)(struct dma_bounce_pool *pool);
 	bool				starved;
+	bool				warned;
 	unsigned long			retry_at;
 	u32				idle_ms;
 	bool				active;
@@ -155,6 +160,7 @@ struct dma_bounce_pool {
 	u64				shrunk;
 	u64				drained;
 	u64				yielded;
+	u64				blocked;
 	u64				orphaned;
 	struct dma_bounce_region	region;
 	const struct dma_bounce_loan_ops *loan_ops;
@@ -217,6 +223,14 @@ static inline void dma_bounce_loans_stop(struct dma_bounce_pool *pool)
 
 	if (ops)
 		ops->stop(pool);
+}
+
+static inline void dma_bounce_loans_forget(struct dma_bounce_pool *pool)
+{
+	const struct dma_bounce_loan_ops *ops = READ_ONCE(pool->loan_ops);
+
+	if (ops)
+		ops->forget(pool);
 }
 
 #endif /* _DMA_BOUNCE_TYPES_H */

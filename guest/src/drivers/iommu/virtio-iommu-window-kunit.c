@@ -28,6 +28,7 @@
  * @deleted:	completed when the device has taken a chunk back
  * @del_work:	gives the first chunk back
  * @ret:	result of @del_work
+ * @sent:	the driver's part of the last request
  */
 static struct window_test {
 	struct viommu_window	window;
@@ -40,7 +41,18 @@ static struct window_test {
 	struct completion	deleted;
 	struct work_struct	del_work;
 	bool			ret;
+	union {
+		struct virtio_iommu_req_window_v2	v2;
+		struct virtio_iommu_req_window_add	v3;
+	} sent;
 } w;
+
+static u64 iova_of(struct virtio_iommu_req_window_add *req)
+{
+	struct virtio_iommu_req_window_v2 *v2 = (void *)req;
+
+	return le64_to_cpu(w.window.v2 ? v2->iova : req->iova);
+}
 
 static int answer_add(struct virtio_iommu_req_window_add *req)
 {
@@ -50,19 +62,20 @@ static int answer_add(struct virtio_iommu_req_window_add *req)
 		place = (w.last + i) % CHUNKS;
 		if (w.iova[place])
 			continue;
-		w.iova[place] = le64_to_cpu(req->iova);
+		w.iova[place] = iova_of(req);
 		req->shm_offset = cpu_to_le64(place * (u64)CHUNK);
 		return 0;
 	}
 	return -ENOMEM;
 }
 
-static int answer_del(struct virtio_iommu_req_window_del *req)
+/* Both requests have the address at the same place. */
+static int answer_del(struct virtio_iommu_req_window_add *req)
 {
 	unsigned int i;
 
 	for (i = 0; i < CHUNKS; i++) {
-		if (w.iova[i] != le64_to_cpu(req->iova))
+		if (w.iova[i] != iova_of(req))
 			continue;
 		w.iova[i] = 0;
 		w.last = i;
@@ -78,6 +91,7 @@ static int answer(struct viommu_dev *viommu, void *buf, size_t len)
 {
 	struct virtio_iommu_req_head *head = buf;
 
+	memcpy(&w.sent, buf, sizeof(w.sent.v2));
 	return head->type == VIRTIO_IOMMU_T_WINDOW_ADD ? answer_add(buf) : answer_del(buf);
 }
 
@@ -143,7 +157,28 @@ static void reused_place_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, bitmap_weight(w.used, CHUNKS), 1);
 }
 
-/* The offered feature decides whether windows must be below or above 4 GiB. */
+/* Each version has its own layout of the driver's part. */
+static void version_test(struct kunit *test)
+{
+	size_t size = CHUNK;
+	void *va;
+
+	va = viommu_window_add(&w.domain, IOVA, &size, IOMMU_WRITE);
+	KUNIT_ASSERT_FALSE(test, IS_ERR(va));
+	KUNIT_EXPECT_EQ(test, le64_to_cpu(w.sent.v3.iova), IOVA);
+	KUNIT_EXPECT_EQ(test, le32_to_cpu(w.sent.v3.flags), VIRTIO_IOMMU_MAP_F_WRITE);
+	KUNIT_EXPECT_TRUE(test, viommu_window_del(&w.domain, IOVA, va, size));
+	w.window.v2 = true;
+	va = viommu_window_add(&w.domain, IOVA, &size, IOMMU_WRITE);
+	KUNIT_ASSERT_FALSE(test, IS_ERR(va));
+	KUNIT_EXPECT_EQ(test, le64_to_cpu(w.sent.v2.iova), IOVA);
+	KUNIT_EXPECT_EQ(test, le32_to_cpu(w.sent.v2.flags), VIRTIO_IOMMU_MAP_F_WRITE);
+	KUNIT_EXPECT_TRUE(test, viommu_window_del(&w.domain, IOVA, va, size));
+	KUNIT_EXPECT_EQ(test, le64_to_cpu(w.sent.v2.iova), IOVA);
+	KUNIT_EXPECT_EQ(test, le32_to_cpu(w.sent.v2.flags), 0);
+}
+
+/* In version 2, the offered feature decides whether windows are below or above 4 GiB. */
 static void side_test(struct kunit *test)
 {
 	KUNIT_EXPECT_TRUE(test, viommu_window_iova_fits(false, IOVA, U32_MAX));
@@ -151,7 +186,6 @@ static void side_test(struct kunit *test)
 	KUNIT_EXPECT_FALSE(test, viommu_window_iova_fits(false, SZ_4G, SZ_4G + CHUNK - 1));
 	KUNIT_EXPECT_TRUE(test, viommu_window_iova_fits(true, SZ_4G, SZ_4G + CHUNK - 1));
 	KUNIT_EXPECT_FALSE(test, viommu_window_iova_fits(true, IOVA, SZ_4G + CHUNK - 1));
-	KUNIT_EXPECT_FALSE(test, viommu_window_iova_fits(true, SZ_4G, U64_MAX));
 }
 
 /* Requests for a chunk above 4 GiB contain its full address. */
@@ -171,6 +205,7 @@ static void high_test(struct kunit *test)
 
 static struct kunit_case window_cases[] = {
 	KUNIT_CASE(reused_place_test),
+	KUNIT_CASE(version_test),
 	KUNIT_CASE(side_test),
 	KUNIT_CASE(high_test),
 	{ }

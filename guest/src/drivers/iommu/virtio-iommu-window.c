@@ -12,6 +12,7 @@
 
 #include <linux/bitmap.h>
 #include <linux/cleanup.h>
+#include <linux/delay.h>
 #include <linux/io.h>
 #include <linux/iommu.h>
 #include <linux/log2.h>
@@ -20,7 +21,6 @@
 #include <linux/mutex.h>
 #include <linux/sizes.h>
 #include <linux/slab.h>
-#include <linux/virtio_config.h>
 #include <linux/workqueue.h>
 
 #ifdef CONFIG_X86
@@ -30,9 +30,16 @@
 
 #include "virtio-iommu-window.h"
 
+/* Interval in jiffies between warnings that the removal waits for users of lent memory */
+#define VIOMMU_WINDOW_SAY	(10 * HZ)
+
 /* Requests must fit in the spare request of virtio-iommu.c, which is used if memory is short. */
 static_assert(sizeof(struct virtio_iommu_req_window_add) <= sizeof(struct virtio_iommu_req_map));
 static_assert(sizeof(struct virtio_iommu_req_window_del) <= sizeof(struct virtio_iommu_req_map));
+static_assert(sizeof(struct virtio_iommu_req_window_v2) ==
+	      offsetof(struct virtio_iommu_req_window_add, shm_offset));
+static_assert(sizeof(struct virtio_iommu_req_window_v2) ==
+	      offsetof(struct virtio_iommu_req_window_del, tail));
 
 /*
  * Windows are only useful if their memory is cached. On x86, PAT and MTRRs decide on caching in
@@ -86,15 +93,17 @@ static bool mapped_write_back(void *region, u64 len, u64 step)
 static bool has_windows(struct virtio_device *vdev)
 {
 	return virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW) ||
-	       virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH);
+	       virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW_V2) ||
+	       virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW_V2_HIGH);
 }
 
 /**
- * viommu_window_validate - clear the features for windows if windows cannot be used
+ * viommu_window_validate - choose the feature for windows
  * @vdev: a device whose features are being negotiated
  *
- * Windows are not used if bouncing is not allowed, if their memory cannot be cached, or if the
- * device has no shared memory region for them.
+ * Clears the features of version 2 if the device offers version 3. Clears all of them if windows
+ * cannot be used: if bouncing is not allowed, if their memory cannot be cached, or if the device
+ * has no shared memory region for them.
  *
  * Return: 0
  */
@@ -105,10 +114,10 @@ int viommu_window_validate(struct virtio_device *vdev)
 	if (!has_windows(vdev))
 		return 0;
 	if (!dma_bounce_allowed() || !can_be_cached() ||
-	    !virtio_get_shm_region(vdev, &region, VIRTIO_IOMMU_WINDOW_SHMID) || !region.len) {
-		__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW);
-		__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH);
-	}
+	    !virtio_get_shm_region(vdev, &region, VIRTIO_IOMMU_WINDOW_SHMID) || !region.len)
+		viommu_window_clear_features(vdev);
+	else if (virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW))
+		viommu_window_clear_v2(vdev);
 	return 0;
 }
 EXPORT_SYMBOL_GPL(viommu_window_validate);
@@ -156,9 +165,10 @@ EXPORT_SYMBOL_GPL(viommu_window_config_changed);
 static bool read_geometry(struct viommu_window *window)
 {
 	struct virtio_device *vdev = window->vdev;
-	bool high = virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH);
+	bool high = virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW_V2_HIGH);
 	u64 last;
 
+	window->v2 = !virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW);
 	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_iova_start,
 			&window->iova_start);
 	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_iova_end, &last);
@@ -166,7 +176,8 @@ static bool read_geometry(struct viommu_window *window)
 			&window->chunk_size);
 	if (!is_power_of_2(window->chunk_size) || window->chunk_size < DMA_BOUNCE_MIN_CHUNK ||
 	    window->chunk_size > SZ_1G || last < window->iova_start ||
-	    !viommu_window_iova_fits(high, window->iova_start, last) ||
+	    (window->v2 && !viommu_window_iova_fits(high, window->iova_start, last)) ||
+	    last >= S64_MAX ||	/* prevents overflows of byte counts */
 	    !IS_ALIGNED(window->iova_start, window->chunk_size))
 		return false;
 	window->iova_len = round_down(last - window->iova_start + 1, window->chunk_size);
@@ -242,14 +253,44 @@ struct viommu_window *viommu_window_probe(struct virtio_device *vdev, viommu_win
 }
 EXPORT_SYMBOL_GPL(viommu_window_probe);
 
+/* Returns true if something holds pages of the region between two offsets. */
+static bool is_held(struct viommu_window *window, u64 start, u64 end)
+{
+	unsigned long pfn = PHYS_PFN(window->region_addr + start);
+	unsigned long last = PHYS_PFN(window->region_addr + end - 1);
+	struct folio *folio;
+
+	if (!smp_load_acquire(&window->pages))	/* pairs with make_pages() */
+		return false;
+	for (; pfn <= last; pfn += folio_nr_pages(folio)) {
+		folio = page_folio(pfn_to_page(pfn));
+		if (folio_ref_count(folio) != 1)
+			return true;
+	}
+	return false;
+}
+
 /**
- * viommu_window_remove - stop the work of the windows before their device is removed
+ * viommu_window_remove - stop using the windows before their device is removed
  * @window: the windows, or NULL. The device no longer notifies of configuration changes.
+ *
+ * Waits until nothing holds pages of the windows, because the pages are about to end. Nothing can
+ * get new references: all loans have been stopped.
  */
 void viommu_window_remove(struct viommu_window *window)
 {
-	if (window)
-		disable_work_sync(&window->config_work);
+	unsigned long say = jiffies + VIOMMU_WINDOW_SAY;
+
+	if (!window)
+		return;
+	disable_work_sync(&window->config_work);
+	while (is_held(window, 0, window->region_len)) {
+		msleep(20);
+		if (time_after(jiffies, say)) {
+			dev_warn(&window->vdev->dev, "waiting for users of lent memory\n");
+			say = jiffies + VIOMMU_WINDOW_SAY;
+		}
+	}
 }
 EXPORT_SYMBOL_GPL(viommu_window_remove);
 
@@ -293,6 +334,23 @@ int viommu_window_limits(struct iommu_domain *domain, struct dma_bounce_limits *
 }
 EXPORT_SYMBOL_GPL(viommu_window_limits);
 
+/* Sends a request. Its driver's part is in the layout of version 3. */
+static int send_request(struct viommu_window *window, void *buf, size_t len)
+{
+	/* Both requests begin alike. In the request that gives a chunk back, the flags are 0. */
+	struct virtio_iommu_req_window_add *req = buf;
+	struct virtio_iommu_req_window_v2 v2 = {
+		.head	= req->head,
+		.domain	= req->domain,
+		.flags	= req->flags,
+		.iova	= req->iova,
+	};
+
+	if (window->v2)
+		memcpy(buf, &v2, sizeof(v2));
+	return window->send(window->viommu, buf, len);
+}
+
 static int send_del(struct viommu_window *window, u32 domain, dma_addr_t iova)
 {
 	struct virtio_iommu_req_window_del req = {
@@ -302,7 +360,7 @@ static int send_del(struct viommu_window *window, u32 domain, dma_addr_t iova)
 		.tail.status	= VIRTIO_IOMMU_S_IOERR,
 	};
 
-	return window->send(window->viommu, &req, sizeof(req));
+	return send_request(window, &req, sizeof(req));
 }
 
 /* Marks the chunk at @offset as in use. Returns false if @offset is invalid or already in use. */
@@ -346,7 +404,7 @@ void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *si
 	req.domain = cpu_to_le32(id);
 	/* The device may reuse a place before its answer says that the place is free. */
 	guard(mutex)(&window->lock);
-	ret = window->send(window->viommu, &req, sizeof(req));
+	ret = send_request(window, &req, sizeof(req));
 	if (ret)
 		return ERR_PTR(ret);
 	offset = le64_to_cpu(req.shm_offset);
@@ -416,9 +474,32 @@ static int make_pages(struct viommu_window *window)
 		devm_kfree(dev, pages);
 		return PTR_ERR(va);
 	}
-	window->pages = pages;
+	smp_store_release(&window->pages, pages);	/* pairs with is_held() */
 	return 0;
 }
+
+/**
+ * viommu_window_held - check if something holds pages of a chunk's memory
+ * @domain: domain of the chunk
+ * @va: result of viommu_window_add() for the chunk
+ * @size: the chunk size
+ *
+ * An application may have lent the memory before, for a domain that has lost its chunks since. For
+ * example, io_uring may still hold the pages.
+ *
+ * Return: true if a page has a reference.
+ */
+bool viommu_window_held(struct iommu_domain *domain, void *va, size_t size)
+{
+	struct viommu_window *window;
+	u64 offset;
+	u32 id;
+
+	window = window_of(domain, &id);
+	offset = va - window->region;
+	return is_held(window, offset, offset + size);
+}
+EXPORT_SYMBOL_GPL(viommu_window_held);
 
 /**
  * viommu_window_lend - make pages for the windows' memory

@@ -9,6 +9,7 @@
 #include <linux/err.h>
 #include <linux/mutex.h>
 #include <linux/virtio.h>
+#include <linux/virtio_config.h>
 #include <linux/workqueue.h>
 
 #include <uapi/linux/virtio_iommu_window.h>
@@ -25,6 +26,7 @@ typedef int (*viommu_window_send_t)(struct viommu_dev *viommu, void *buf, size_t
  * @vdev:	the device
  * @send:	sends a request
  * @viommu:	argument of @send
+ * @v2:		the device has only version 2 of the extension
  * @ops:	provider that uses these windows
  * @region:	kernel virtual address of the shared memory region
  * @region_addr: CPU physical address of the region
@@ -45,6 +47,7 @@ struct viommu_window {
 	struct virtio_device		*vdev;
 	viommu_window_send_t		send;
 	struct viommu_dev		*viommu;
+	bool				v2;
 	const struct dma_bounce_ops	*ops;
 	void				*region;
 	phys_addr_t			region_addr;
@@ -78,6 +81,7 @@ struct viommu_window_provider {
 	.add	= viommu_window_add,		\
 	.del	= viommu_window_del,		\
 	.lend	= viommu_window_lend,		\
+	.held	= viommu_window_held,		\
 }
 
 /* Returns the number of bytes that the device writes before the tail of a request. */
@@ -86,11 +90,24 @@ static inline size_t viommu_window_reply_len(u8 type)
 	return type == VIRTIO_IOMMU_T_WINDOW_ADD ? sizeof(__le64) : 0;
 }
 
-/* Returns true if the windows are above 4 GiB if @high is set, otherwise below 4 GiB. */
+/* Returns true if the windows are above 4 GiB if @high is set, otherwise below (version 2). */
 static inline bool viommu_window_iova_fits(bool high, u64 start, u64 last)
 {
-	/* The upper limit prevents overflows of byte counts. */
-	return high ? start > U32_MAX && last < S64_MAX : last <= U32_MAX;
+	return high ? start > U32_MAX : last <= U32_MAX;
+}
+
+/* Do not accept version 2. */
+static inline void viommu_window_clear_v2(struct virtio_device *vdev)
+{
+	__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW_V2);
+	__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW_V2_HIGH);
+}
+
+/* Do not accept windows. */
+static inline void viommu_window_clear_features(struct virtio_device *vdev)
+{
+	__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW);
+	viommu_window_clear_v2(vdev);
 }
 
 #if IS_ENABLED(CONFIG_VIRTIO_IOMMU_WINDOW)
@@ -105,13 +122,13 @@ int viommu_window_limits(struct iommu_domain *domain, struct dma_bounce_limits *
 void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot);
 bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size);
 int viommu_window_lend(struct iommu_domain *domain, struct dma_bounce_region *region);
+bool viommu_window_held(struct iommu_domain *domain, void *va, size_t size);
 
 #else /* !CONFIG_VIRTIO_IOMMU_WINDOW */
 
 static inline int viommu_window_validate(struct virtio_device *vdev)
 {
-	__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW);
-	__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH);
+	viommu_window_clear_features(vdev);
 	return 0;
 }
 
@@ -153,6 +170,11 @@ static inline bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iov
 static inline int viommu_window_lend(struct iommu_domain *domain, struct dma_bounce_region *region)
 {
 	return -ENODEV;
+}
+
+static inline bool viommu_window_held(struct iommu_domain *domain, void *va, size_t size)
+{
+	return false;
 }
 
 #endif /* CONFIG_VIRTIO_IOMMU_WINDOW */

@@ -90,6 +90,9 @@ struct dma_bounce_region {
  * @lend:	Makes pages for the provider's memory, if it has none yet, so that applications can
  *		use it, and fills in the memory's region. Returns 0 or a negative error. NULL if the
  *		provider cannot lend memory.
+ * @held:	Returns true if something holds pages of a chunk that @add returned, because the
+ *		memory was lent before. The chunk is not used as long as this is so. NULL if the
+ *		provider cannot lend memory.
  *
  * All operations may sleep. Calls of @add and @del for one domain are serialised.
  */
@@ -99,6 +102,7 @@ struct dma_bounce_ops {
 	void *(*add)(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot);
 	bool (*del)(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size);
 	int (*lend)(struct iommu_domain *domain, struct dma_bounce_region *region);
+	bool (*held)(struct iommu_domain *domain, void *va, size_t size);
 };
 
 extern const u8 dma_bounce_lend_owner;

@@ -92,6 +92,22 @@ wait_for_nvme
 checked /dev/nvme0n1
 "#;
 
+/// Job in which an io_uring holds lent memory while its drive is removed. The removal must not wait for the program that holds the
+/// memory. While the memory is held, the drive is found again and lends other memory.
+const HELD: &str = r#"
+lent-check "/dev/iommu_bounce/$NVME" + >/tmp/held & held=$!
+until grep -q registered /tmp/held; do kill -0 $held || exit 93; sleep 0.1; done
+echo 1 >"/sys/bus/pci/devices/$NVME/remove"
+kill -0 $held && echo "CAROM-STILL-HELD 1"
+echo 1 >/sys/bus/pci/rescan
+wait_for_nvme
+checked /dev/nvme0n1
+figures held
+kill $held
+wait $held
+checked /dev/nvme0n1
+"#;
+
 /// Job in which `lent-check` keeps the drive's file open while the drive gets another domain. Then the kernel must refuse to
 /// map the file.
 const REPLACED: &str = r#"
@@ -111,7 +127,7 @@ grep refused /tmp/opened | sed 's/^lent-check: /CAROM-CHECKED /'
 "#;
 
 /// Number of checks that `lent-check` makes with a file and a drive.
-const CASES: usize = 13;
+const CASES: usize = 15;
 
 fn assert_checked(outcome: &Outcome, cases: usize) {
     let checked: Vec<&str> = outcome.values("CAROM-CHECKED").collect();
@@ -140,6 +156,54 @@ fn lent_memory_is_right_in_each_case_and_ends_with_its_drive() {
 #[guest_test]
 fn lent_memory_works_and_ends_with_its_drive_on_newer_kernel() {
     lent_memory(Kernel::Newer);
+}
+
+fn held_memory(kernel: Kernel) {
+    let outcome = run(&guest("lent-held", kernel, &format!("{CHECKED}{HELD}")));
+
+    assert_no_complaint(&outcome);
+    assert_eq!(number(&outcome, "CAROM-STILL-HELD"), 1);
+    assert_checked(&outcome, 2 * CASES);
+}
+
+#[guest_test]
+fn removal_of_drive_does_not_wait_for_holder_of_lent_memory() {
+    held_memory(Kernel::Patched);
+}
+
+#[guest_test]
+fn removal_of_drive_does_not_wait_for_holder_of_lent_memory_on_newer_kernel() {
+    held_memory(Kernel::Newer);
+}
+
+/// Job in which two drives lend more than half of the windows' memory together, and less than half each.
+const BOTH: &str = r#"
+until [ -b /dev/nvme1n1 ]; do sleep 0.1; done
+amount() { # DRIVE NAME
+    mkfifo /tmp/in-$2
+    lent-check "/dev/iommu_bounce/$(basename "$(readlink -f /sys/class/nvme/$1/device)")" =20 </tmp/in-$2 >/tmp/out-$2 &
+}
+dd if=/dev/nvme1n1 of=/dev/null bs=4k count=64 iflag=direct 2>/dev/null
+amount nvme0 first
+exec 3>/tmp/in-first
+until grep -q : /tmp/out-first; do sleep 0.1; done
+amount nvme1 second
+exec 4>/tmp/in-second
+until grep -q : /tmp/out-second; do sleep 0.1; done
+sed 's/^lent-check: /CAROM-AMOUNT /' /tmp/out-first /tmp/out-second
+echo >&3
+echo >&4
+wait
+"#;
+
+#[guest_test]
+fn half_of_the_windows_is_the_limit_of_all_drives_together() {
+    let guest = guest("lent-both", Kernel::Patched, BOTH).iommu_device(&SITE.nvme[1]);
+
+    let outcome = run(&guest);
+
+    assert_no_complaint(&outcome);
+    assert_eq!(outcome.values("CAROM-AMOUNT").collect::<Vec<_>>(), ["mapped", "refused"], "{}", outcome.console);
 }
 
 /// Job that uses memory lent for one drive as buffers for another drive. The kernel copies the other drive's data.

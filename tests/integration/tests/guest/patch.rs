@@ -358,3 +358,27 @@ sleep 0.5
     let host = outcome.counters.first().expect("the mark made the VMM report its counters");
     assert_eq!(host.window_bytes, 0, "{host:?}");
 }
+
+/// Job that removes the virtio-iommu while a drive behind it is bound to its driver.
+const REMOVE_IOMMU: &str = r#"
+viommu=$(readlink -f /sys/bus/virtio/drivers/virtio_iommu/virtio*)
+echo 1 >"${viommu%/*}/remove"
+[ ! -e "${viommu%/*}" ] || exit 96
+[ ! -e "/sys/bus/pci/devices/$NVME/driver" ] || exit 97
+"#;
+
+fn iommu_is_removed(name: &str, kernel: Kernel) {
+    let job = format!("{WAIT_FOR_NVME}{}{REMOVE_IOMMU}{COMPLAINTS}", workload::fio_verify(2, 16));
+    let outcome = run(&guest_with_windows(name).kernel(kernel).job(&job));
+    assert_no_complaint(&outcome);
+}
+
+#[guest_test]
+fn drive_is_unbound_before_its_iommu_is_removed() {
+    iommu_is_removed("patch-remove", Kernel::Patched);
+}
+
+#[guest_test]
+fn drive_is_unbound_before_its_iommu_is_removed_on_the_newer_kernel() {
+    iommu_is_removed("patch-remove-newer", Kernel::Newer);
+}
