@@ -46,7 +46,7 @@ fn only_a_few_unknown_names_are_logged_and_cut() {
     let logged = LOGGED.0.lock().unwrap();
     let [line] = &logged[..] else { panic!("{} lines", logged.len()) };
     assert!(line.len() <= SHORT, "{} bytes", line.len());
-    assert!(line.contains("000aä€") && line.contains('…') && line.ends_with(" and 92 more"), "{line}");
+    assert!(line.contains("000aä€") && line.contains('…') && line.contains(" and 92 more; "), "{line}");
 }
 
 #[test]
