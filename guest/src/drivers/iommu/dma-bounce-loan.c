@@ -223,14 +223,14 @@ static bool loan_count(struct dma_bounce_loan *loan, u64 limit)
 	struct dma_bounce_loan *other;
 	u64 bytes = loan->bytes;
 
-	guard(spinlock)(&all_loans_lock);
+	spin_lock(&all_loans_lock);
 	list_for_each_entry(other, &all_loans, all)
 		if (other->source == loan->source)
 			bytes += other->bytes;
-	if (bytes > limit)
-		return false;
-	list_add(&loan->all, &all_loans);
-	return true;
+	if (bytes <= limit)
+		list_add(&loan->all, &all_loans);
+	spin_unlock(&all_loans_lock);
+	return bytes <= limit;
 }
 
 /* Stops counting a loan, because its memory is taken back. May be called again. */
