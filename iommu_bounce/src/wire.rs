@@ -200,8 +200,9 @@ impl Fields<'_> {
     }
 }
 
-/// Decodes the readable part of a request. `version` applies to WINDOW_ADD and WINDOW_DEL. Returns `None` if it is too short for its kind. Extra bytes and the reserved bytes of
-/// the head are ignored, as the specification requires (section 5.13.6.1).
+/// Decodes the readable part of a request. `version` applies to WINDOW_ADD and WINDOW_DEL. Returns `None` if the readable part is too
+/// short for the request's kind. Extra bytes and the reserved bytes of the head are ignored, as the specification requires (section
+/// 5.13.6.1).
 pub(crate) fn decode(kind: Kind, bytes: &[u8], version: WindowVersion) -> Option<Request> {
     if bytes.len() < kind.readable_size() {
         return None;

@@ -25,6 +25,7 @@ impl UnmapRequest {
     /// the driver sent later must have a larger tag.
     pub fn decode(request: &[u8], room: usize, tag: u16) -> Option<Self> {
         let kind = Kind::of(request).filter(|kind| *kind == Kind::Unmap && room >= TAIL_SIZE)?;
+        // The layout of UNMAP is the same in all versions.
         match wire::decode(kind, request, WindowVersion::V3)? {
             Request::Unmap(request) => Some(Self { request, tag, status: Status::DevErr }),
             _ => None,

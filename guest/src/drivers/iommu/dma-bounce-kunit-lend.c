@@ -44,7 +44,7 @@ static void held_chunk_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, blocked_chunks(t->pool), 1);
 	WRITE_ONCE(t->fake->held, 0);
 	dma_bounce_pool_retry(t->pool);
-	for (i = 0; i < 300 && blocked_chunks(t->pool); i++)
+	for (i = 0; i < 3000 && blocked_chunks(t->pool); i++)
 		msleep(20);
 	KUNIT_EXPECT_EQ(test, blocked_chunks(t->pool), 0);
 	dma_unmap_single(t->dev, addr, 4096, DMA_TO_DEVICE);

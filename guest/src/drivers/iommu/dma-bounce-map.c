@@ -57,7 +57,6 @@ static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, 
  * @size: length of the buffer in bytes
  * @dir: direction of the transfer
  * @attrs: attributes of the mapping
- *
  * @addr: set to the address for the device, or to DMA_MAPPING_ERROR
  *
  * Return: false if the caller must map the buffer. If true and @addr is DMA_MAPPING_ERROR, the

@@ -162,7 +162,7 @@ static bool gives_soon(struct dma_bounce_pool *pool)
 	       time_before(jiffies, READ_ONCE(pool->retired_at) + DMA_BOUNCE_DRAIN);
 }
 
-/* Returns the pool of @source with most chunks, or NULL if no pool of @source has a chunk. */
+/* Returns the pool of @source with most live chunks, or NULL if no pool of @source has one. */
 static struct dma_bounce_pool *largest_pool(const void *source)
 {
 	struct dma_bounce_pool *pool, *largest = NULL;

@@ -101,9 +101,9 @@ static bool has_windows(struct virtio_device *vdev)
  * viommu_window_validate - choose the feature for windows
  * @vdev: a device whose features are being negotiated
  *
- * Clears the features of version 2 if the device offers version 3. Clears all of them if windows
- * cannot be used: if bouncing is not allowed, if their memory cannot be cached, or if the device
- * has no shared memory region for them.
+ * Clears the features of version 2 if the device offers version 3. Clears all features for windows
+ * if windows cannot be used. Windows need permission to bounce, a shared memory region, and cached
+ * memory.
  *
  * Return: 0
  */

@@ -92,7 +92,7 @@ wait_for_nvme
 checked /dev/nvme0n1
 "#;
 
-/// Job in which an io_uring holds lent memory while its drive is removed. The removal must not wait for the program that holds the
+/// Job that removes a drive while an io_uring holds memory that the drive lent. The removal must not wait for the program that holds the
 /// memory. While the memory is held, the drive is found again and lends other memory.
 const HELD: &str = r#"
 lent-check "/dev/iommu_bounce/$NVME" + >/tmp/held & held=$!
@@ -176,7 +176,7 @@ fn removal_of_drive_does_not_wait_for_holder_of_lent_memory_on_newer_kernel() {
     held_memory(Kernel::Newer);
 }
 
-/// Job in which two drives lend more than half of the windows' memory together, and less than half each.
+/// Job that asks two drives for lent memory: less than half of the windows' memory from each, but more than half from both together.
 const BOTH: &str = r#"
 until [ -b /dev/nvme1n1 ]; do sleep 0.1; done
 amount() { # DRIVE NAME

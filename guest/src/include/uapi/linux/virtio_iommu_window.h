@@ -61,7 +61,7 @@ struct virtio_iommu_req_window_del {
 	struct virtio_iommu_req_tail		tail;
 } __attribute__((packed));
 
-/* What the driver writes of both requests in version 2. The device's part is as in version 3. */
+/* The driver's part of both requests in version 2. The device's part is as in version 3. */
 struct virtio_iommu_req_window_v2 {
 	struct virtio_iommu_req_head		head;
 	__le32					domain;
