@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, criterion_group, criterion_main};
 use devices::crash::RequestRing;
 use iommu_bounce::test_utils::{NullMapper, TestRam, attach, map, unmap};
-use iommu_bounce::{Engine, EngineConfig};
+use iommu_bounce::{Engine, EngineConfig, WindowVersion};
 
 const PAGE: u64 = 0x1000;
 /// Number of MAP and UNMAP pairs in a turn.
@@ -42,7 +42,7 @@ impl Pairs {
         let began = Instant::now();
         for _ in 0..TURN {
             for request in [&self.map, &self.unmap] {
-                let kept = ring.map(|ring| ring.begin(request));
+                let kept = ring.map(|ring| ring.begin(request, WindowVersion::V3));
                 let mut reply = [0xff; 4];
                 self.engine.handle(request, &mut reply);
                 assert_eq!(reply[0], 0, "{request:x?}");

@@ -25,6 +25,8 @@ pub struct RequestCounts {
     pub window_add: u64,
     /// WINDOW_DEL requests.
     pub window_del: u64,
+    /// MAP_LIST requests.
+    pub map_list: u64,
     /// Requests of unknown type, or too short for their type.
     pub invalid: u64,
 }

@@ -9,6 +9,7 @@ mod attach;
 mod batch;
 mod bypass;
 mod device;
+mod map_list;
 mod map_unmap;
 mod mapped;
 mod parking;
@@ -194,7 +195,11 @@ impl Engine {
     ///
     /// `BYPASS` is not offered, because `BYPASS_CONFIG` replaces it.
     pub fn features(&self) -> u64 {
-        let mut features = feature::INPUT_RANGE | feature::DOMAIN_RANGE | feature::MAP_UNMAP | feature::BYPASS_CONFIG;
+        let mut features = feature::INPUT_RANGE
+            | feature::DOMAIN_RANGE
+            | feature::MAP_UNMAP
+            | feature::BYPASS_CONFIG
+            | feature::MAP_LIST;
         if self.config.probe_size != 0 {
             features |= feature::PROBE;
         }
@@ -280,8 +285,8 @@ impl Engine {
             self.counters.count_invalid();
             return wire::fail(kind, reply, Status::Inval);
         };
-        // Only ATTACH and MAP can be interrupted. If such a request fails, nothing has changed, so the VMM can submit it again.
-        let interruptible = matches!(request, Request::Attach(_) | Request::Map(_));
+        // Only ATTACH, MAP and MAP_LIST can be interrupted. If such a request fails, nothing has changed, so the VMM can submit it again.
+        let interruptible = matches!(request, Request::Attach(_) | Request::Map(_) | Request::MapList(_));
         self.steps.set_allowed(interruptible);
         let outcome = self.serve(request, reply);
         self.steps.set_allowed(false);
@@ -340,7 +345,7 @@ impl Engine {
     }
 
     /// Counts a request.
-    fn note(&mut self, kind: Kind, request: &Request, ok: bool, took: Duration) {
+    fn note(&mut self, kind: Kind, request: &Request<'_>, ok: bool, took: Duration) {
         let ns = nanoseconds(took);
         self.counters.count(kind, ok);
         self.latency.of(kind).record_ns(ns);
@@ -355,22 +360,25 @@ impl Engine {
         }
     }
 
-    /// Returns the version of the bounce window extension that the driver accepted.
-    fn window_version(&self) -> WindowVersion {
+    /// Returns the version of the bounce window extension that the driver accepted. Without the extension, the version has no meaning.
+    pub fn window_version(&self) -> WindowVersion {
         if self.accepted & feature::BOUNCE_WINDOW != 0 { WindowVersion::V3 } else { WindowVersion::V2 }
     }
 
-    /// True if the driver may send requests of this kind. The driver may send requests for windows only if it accepted their feature.
+    /// True if the driver may send requests of this kind. The driver may send requests for windows and MAP_LIST only if it accepted their
+    /// feature.
     fn offers(&self, kind: Kind) -> bool {
         match kind {
             Kind::Probe => self.config.probe_size != 0,
             Kind::WindowAdd | Kind::WindowDel => self.active_windows().is_some(),
+            Kind::MapList => self.accepted & feature::MAP_LIST != 0,
             _ => true,
         }
     }
 
-    fn serve(&mut self, request: Request, reply: &mut [u8]) -> Result<usize, Status> {
-        let takes = matches!(request, Request::Attach(_) | Request::Map(_) | Request::WindowAdd(_));
+    fn serve(&mut self, request: Request<'_>, reply: &mut [u8]) -> Result<usize, Status> {
+        let takes =
+            matches!(request, Request::Attach(_) | Request::Map(_) | Request::MapList(_) | Request::WindowAdd(_));
         if takes && self.is_batch_spent(Duration::ZERO) {
             return Err(Status::NoMem);
         }
@@ -385,6 +393,7 @@ impl Engine {
                 return Ok(wire::window_added(reply, shm_offset));
             }
             Request::WindowDel(request) => self.window_del(request)?,
+            Request::MapList(request) => self.map_list(request)?,
         }
         Ok(wire::done(reply))
     }

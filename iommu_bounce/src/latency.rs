@@ -26,6 +26,8 @@ pub struct RequestLatency {
     pub window_add: Histogram,
     /// WINDOW_DEL requests.
     pub window_del: Histogram,
+    /// MAP_LIST requests.
+    pub map_list: Histogram,
 }
 
 impl RequestLatency {

@@ -55,6 +55,7 @@ pub use latency::{HostLatency, RequestLatency};
 pub use report::{DomainReport, EndpointReport, Report};
 pub use spec::MAX_REPLY;
 pub use state::{ChunkState, DomainState, EngineState, MappingState, RestoreError, STATE_VERSION, WindowState};
+pub use wire::WindowVersion;
 
 /// Identifies an endpoint. On PCI, this is the requester ID, as VIOT reports it to the guest (virtio 1.3, section 5.13.6.1).
 pub type EndpointId = u32;

@@ -19,6 +19,9 @@ pub mod feature {
     pub const MMIO: u64 = 1 << 5;
     /// The configuration field `bypass` is valid, and ATTACH supports bypass domains.
     pub const BYPASS_CONFIG: u64 = 1 << 6;
+    /// The device supports MAP_LIST (docs/map-lists.md). Carom chose this bit, like the next one, from the bits for device-specific
+    /// features.
+    pub const MAP_LIST: u64 = 1 << 21;
     /// Version 3 of the bounce window extension. Carom chose this bit from the bits for device-specific features (0 to 23, section 2.2).
     /// The specification uses bits 0 to 6, and drafts of other extensions use bits from 7 on.
     pub const BOUNCE_WINDOW: u64 = 1 << 22;
@@ -48,6 +51,8 @@ pub mod request {
     pub const WINDOW_ADD: u8 = 0x40;
     /// Removes a chunk from a domain and releases it (bounce windows).
     pub const WINDOW_DEL: u8 = 0x41;
+    /// Maps a list of ranges of guest memory at consecutive IOVAs (map lists).
+    pub const MAP_LIST: u8 = 0x42;
 }
 
 /// Sizes of the readable parts of requests, including the head (sections 5.13.6.2 to 5.13.6.6).
@@ -66,7 +71,18 @@ pub mod readable {
     pub const WINDOW_ADD: usize = 28;
     /// head, le32 domain, le64 iova, u8 reserved\[12]. In version 2: head, le32 domain, le32 reserved, le64 iova, u8 reserved2\[8].
     pub const WINDOW_DEL: usize = 28;
+    /// head, le32 domain, le64 virt_start, le32 flags, le32 count. `count` ranges follow.
+    pub const MAP_LIST: usize = 24;
 }
+
+/// Size of a range in MAP_LIST: le64 phys_start, le64 length.
+pub const MAP_RANGE_SIZE: usize = 16;
+
+/// Maximum number of ranges in one MAP_LIST: 1 MiB in pages of 4 KiB.
+pub const MAX_MAP_RANGES: usize = 256;
+
+/// Size in bytes of the longest readable part of a request.
+pub const MAX_REQUEST: usize = readable::MAP_LIST + MAX_MAP_RANGES * MAP_RANGE_SIZE;
 
 /// Size of the tail at the end of every writable part: u8 status, u8 reserved\[3].
 pub const TAIL_SIZE: usize = 4;

@@ -19,5 +19,5 @@ pub use mapper::{HostMapping, MapperProbe, RecordingMapper, TestGroup};
 pub use null::NullMapper;
 pub use ram::TestRam;
 pub use requests::{
-    attach, attach_bypass, detach, map, probe, unmap, window_add, window_add_v2, window_del, window_del_v2,
+    attach, attach_bypass, detach, map, map_list, probe, unmap, window_add, window_add_v2, window_del, window_del_v2,
 };

@@ -4,7 +4,7 @@
 //!
 //! All input comes from the guest. A request is decoded only if it is long enough for its type.
 
-use crate::spec::{NO_SHM_OFFSET, Status, TAIL_SIZE, WINDOW_ADD_REPLY, property, readable, request};
+use crate::spec::{MAP_RANGE_SIZE, NO_SHM_OFFSET, Status, TAIL_SIZE, WINDOW_ADD_REPLY, property, readable, request};
 use crate::{DomainId, EndpointId};
 
 /// Kind of a request.
@@ -17,6 +17,7 @@ pub(crate) enum Kind {
     Probe,
     WindowAdd,
     WindowDel,
+    MapList,
 }
 
 /// Selects the field for a kind of request, in a structure with one field for each kind.
@@ -30,6 +31,7 @@ macro_rules! by_kind {
             Kind::Probe => &mut $all.probe,
             Kind::WindowAdd => &mut $all.window_add,
             Kind::WindowDel => &mut $all.window_del,
+            Kind::MapList => &mut $all.map_list,
         }
     };
 }
@@ -46,11 +48,12 @@ impl Kind {
             request::PROBE => Self::Probe,
             request::WINDOW_ADD => Self::WindowAdd,
             request::WINDOW_DEL => Self::WindowDel,
+            request::MAP_LIST => Self::MapList,
             _ => return None,
         })
     }
 
-    /// Returns the size of the readable part in bytes.
+    /// Returns the size of the readable part in bytes, for MAP_LIST without its ranges.
     fn readable_size(self) -> usize {
         match self {
             Self::Attach => readable::ATTACH,
@@ -60,6 +63,7 @@ impl Kind {
             Self::Probe => readable::PROBE,
             Self::WindowAdd => readable::WINDOW_ADD,
             Self::WindowDel => readable::WINDOW_DEL,
+            Self::MapList => readable::MAP_LIST,
         }
     }
 
@@ -83,7 +87,7 @@ impl Kind {
 
 /// Decoded request. Its fields come from the guest and are not validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
+pub(crate) enum Request<'a> {
     Attach(Attach),
     Detach(Detach),
     Map(Map),
@@ -91,9 +95,10 @@ pub(crate) enum Request {
     Probe(Probe),
     WindowAdd(WindowAdd),
     WindowDel(WindowDel),
+    MapList(MapList<'a>),
 }
 
-impl Request {
+impl Request<'_> {
     /// Returns the domain that the request names.
     pub(crate) fn domain(&self) -> Option<DomainId> {
         match self {
@@ -104,6 +109,7 @@ impl Request {
             Self::Probe(_) => None,
             Self::WindowAdd(request) => Some(request.domain),
             Self::WindowDel(request) => Some(request.domain),
+            Self::MapList(request) => Some(request.domain),
         }
     }
 
@@ -174,17 +180,41 @@ pub(crate) struct WindowDel {
     pub(crate) reserved: [u32; 3],
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MapList<'a> {
+    pub(crate) domain: DomainId,
+    /// First IOVA.
+    pub(crate) start: u64,
+    pub(crate) flags: u32,
+    ranges: &'a [[u8; MAP_RANGE_SIZE]],
+}
+
+impl MapList<'_> {
+    /// Returns the number of ranges.
+    pub(crate) fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Returns the guest-physical address and the length in bytes of each range.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        let le64 = |range: &[u8; MAP_RANGE_SIZE], field: usize| u64::from_le_bytes(range.as_chunks().0[field]);
+        self.ranges.iter().map(move |range| (le64(range, 0), le64(range, 1)))
+    }
+}
+
 /// Version of the bounce window extension that the driver accepted. It decides the layout of WINDOW_ADD and WINDOW_DEL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WindowVersion {
+pub enum WindowVersion {
+    /// Version 2, for kernels of earlier releases.
     V2,
+    /// Version 3.
     V3,
 }
 
 /// Reader that takes fields from the front of a request.
 struct Fields<'a>(&'a [u8]);
 
-impl Fields<'_> {
+impl<'a> Fields<'a> {
     fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (field, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
@@ -198,12 +228,16 @@ impl Fields<'_> {
     fn le64(&mut self) -> Option<u64> {
         self.array().map(u64::from_le_bytes)
     }
+
+    fn ranges(&self, count: u32) -> Option<&'a [[u8; MAP_RANGE_SIZE]]> {
+        self.0.as_chunks().0.get(..usize::try_from(count).ok()?)
+    }
 }
 
 /// Decodes the readable part of a request. `version` applies to WINDOW_ADD and WINDOW_DEL. Returns `None` if the readable part is too
 /// short for the request's kind. Extra bytes and the reserved bytes of the head are ignored, as the specification requires (section
 /// 5.13.6.1).
-pub(crate) fn decode(kind: Kind, bytes: &[u8], version: WindowVersion) -> Option<Request> {
+pub(crate) fn decode(kind: Kind, bytes: &[u8], version: WindowVersion) -> Option<Request<'_>> {
     if bytes.len() < kind.readable_size() {
         return None;
     }
@@ -252,6 +286,11 @@ pub(crate) fn decode(kind: Kind, bytes: &[u8], version: WindowVersion) -> Option
                 }
             };
             Request::WindowDel(WindowDel { domain, iova, reserved: [first, fields.le32()?, fields.le32()?] })
+        }
+        Kind::MapList => {
+            let (domain, start, flags) = (fields.le32()?, fields.le64()?, fields.le32()?);
+            let count = fields.le32()?;
+            Request::MapList(MapList { domain, start, flags, ranges: fields.ranges(count)? })
         }
     })
 }

@@ -6,6 +6,7 @@
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use iommu_bounce::WindowVersion;
 use iommu_bounce::spec::{readable, request};
 
 /// Number of requests that a ring keeps.
@@ -61,11 +62,14 @@ impl RequestRing {
     }
 
     /// Records the fields of a request. `readable` is the request's device-readable part. Bytes that the guest put after the fields are not
-    /// recorded. If the type of the request is unknown, only the type is recorded.
-    pub fn begin(&self, readable: &[u8]) -> Pending {
+    /// recorded. If the type of the request is unknown, only the type is recorded. `version` is the version of bounce windows that the driver
+    /// accepted.
+    pub fn begin(&self, readable: &[u8], version: WindowVersion) -> Pending {
         let fields = readable.first().map_or(0, |kind| fields(*kind)).min(readable.len());
         let mut bytes = [0; WORDS * 8];
         bytes[..fields].copy_from_slice(&readable[..fields]);
+        // This byte is reserved in a request.
+        bytes[VERSION] = u8::from(version == WindowVersion::V2);
         let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         let slot = self.slot(number);
         slot.number.store(0, Ordering::Relaxed);
@@ -120,6 +124,9 @@ impl RequestRing {
     }
 }
 
+/// Offset of a byte of the record that is 1 if the driver uses version 2 of bounce windows, otherwise 0.
+const VERSION: usize = 1;
+
 /// Returns how many bytes the ring records for a request of type `kind`.
 fn fields(kind: u8) -> usize {
     match kind {
@@ -131,6 +138,7 @@ fn fields(kind: u8) -> usize {
         request::PROBE => 8,
         request::WINDOW_ADD => readable::WINDOW_ADD - 8,
         request::WINDOW_DEL => readable::WINDOW_DEL - 8,
+        request::MAP_LIST => readable::MAP_LIST,
         _ => 1,
     }
 }
@@ -147,8 +155,18 @@ fn write_fields(to: &mut impl Write, bytes: &[u8; WORDS * 8]) -> fmt::Result {
         }
         request::UNMAP => write!(to, "UNMAP domain={} iova={:#x}..={:#x}", le32(4), le64(8), le64(16)),
         request::PROBE => write!(to, "PROBE endpoint={:#x}", le32(4)),
-        request::WINDOW_ADD => write!(to, "WINDOW_ADD domain={} flags={:#x} iova={:#x}", le32(4), le32(8), le64(12)),
-        request::WINDOW_DEL => write!(to, "WINDOW_DEL domain={} iova={:#x}", le32(4), le64(12)),
+        request::WINDOW_ADD => {
+            let (flags, iova) = if bytes[VERSION] == 0 { (le32(16), le64(8)) } else { (le32(8), le64(12)) };
+            write!(to, "WINDOW_ADD domain={} flags={flags:#x} iova={iova:#x}", le32(4))
+        }
+        request::WINDOW_DEL => {
+            let iova = if bytes[VERSION] == 0 { le64(8) } else { le64(12) };
+            write!(to, "WINDOW_DEL domain={} iova={iova:#x}", le32(4))
+        }
+        request::MAP_LIST => {
+            let (start, flags, count) = (le64(8), le32(16), le32(20));
+            write!(to, "MAP_LIST domain={} iova={start:#x} flags={flags:#x} ranges={count}", le32(4))
+        }
         kind => write!(to, "type={kind:#x}"),
     }
 }
@@ -156,7 +174,9 @@ fn write_fields(to: &mut impl Write, bytes: &[u8; WORDS * 8]) -> fmt::Result {
 #[cfg(test)]
 mod tests {
     use iommu_bounce::spec::Status;
-    use iommu_bounce::test_utils::{attach, map, unmap};
+    use iommu_bounce::test_utils::{
+        attach, map, map_list, unmap, window_add, window_add_v2, window_del, window_del_v2,
+    };
 
     use super::*;
 
@@ -169,13 +189,13 @@ mod tests {
     #[test]
     fn requests_are_written_with_their_fields_and_outcomes() {
         let ring = RequestRing::new();
-        let first = ring.begin(&attach(0x18, 1));
+        let first = ring.begin(&attach(0x18, 1), WindowVersion::V3);
         ring.end(first, &[0; 4]);
-        let second = ring.begin(&map(1, 0x1000, 0x1fff, 0x8000, 3));
+        let second = ring.begin(&map(1, 0x1000, 0x1fff, 0x8000, 3), WindowVersion::V3);
         ring.end(second, &[Status::Range as u8, 0, 0, 0]);
-        let third = ring.begin(&unmap(1, 0x1000, 0x1fff));
+        let third = ring.begin(&unmap(1, 0x1000, 0x1fff), WindowVersion::V3);
         ring.end(third, &[]);
-        ring.begin(&unmap(1, 0, u64::MAX));
+        ring.begin(&unmap(1, 0, u64::MAX), WindowVersion::V3);
         let expected = "1 ATTACH domain=1 endpoint=0x18 flags=0x0 status=0\n\
                         2 MAP domain=1 iova=0x1000..=0x1fff gpa=0x8000 flags=0x3 status=5\n\
                         3 UNMAP domain=1 iova=0x1000..=0x1fff no status\n\
@@ -184,11 +204,28 @@ mod tests {
     }
 
     #[test]
+    fn requests_for_windows_are_written_by_their_version() {
+        let ring = RequestRing::new();
+        let (iova, flags) = (0xc020_0000, 3);
+        ring.begin(&window_add(1, flags, iova), WindowVersion::V3);
+        ring.begin(&window_add_v2(1, flags, iova), WindowVersion::V2);
+        ring.begin(&window_del(1, iova), WindowVersion::V3);
+        ring.begin(&window_del_v2(1, iova), WindowVersion::V2);
+        ring.begin(&map_list(1, 0x1000, flags, &[(0x8000, 0x1000), (0x4000, 0x1000)]), WindowVersion::V3);
+        let expected = "1 WINDOW_ADD domain=1 flags=0x3 iova=0xc0200000 not answered\n\
+                        2 WINDOW_ADD domain=1 flags=0x3 iova=0xc0200000 not answered\n\
+                        3 WINDOW_DEL domain=1 iova=0xc0200000 not answered\n\
+                        4 WINDOW_DEL domain=1 iova=0xc0200000 not answered\n\
+                        5 MAP_LIST domain=1 iova=0x1000 flags=0x3 ranges=2 not answered\n";
+        assert_eq!(text(&ring), expected);
+    }
+
+    #[test]
     fn full_ring_keeps_last_requests_and_drops_late_answers() {
         let ring = RequestRing::new();
-        let first = ring.begin(&unmap(7, 0, 0));
+        let first = ring.begin(&unmap(7, 0, 0), WindowVersion::V3);
         for page in 0..KEPT as u64 {
-            let pending = ring.begin(&unmap(1, page, page));
+            let pending = ring.begin(&unmap(1, page, page), WindowVersion::V3);
             ring.end(pending, &[0; 4]);
         }
         ring.end(first, &[Status::NoEnt as u8, 0, 0, 0]);
@@ -200,12 +237,12 @@ mod tests {
     #[test]
     fn bytes_outside_the_fields_are_not_recorded() {
         let ring = RequestRing::new();
-        ring.begin(b"Z a secret of the guest's, as long as any request there is");
+        ring.begin(b"Z a secret of the guest's, as long as any request there is", WindowVersion::V3);
         let mut long = unmap(1, 0, 0).to_vec();
         long.extend(b"a secret of the guest's");
-        ring.begin(&long);
-        ring.begin(&long[..7]);
-        ring.begin(&[]);
+        ring.begin(&long, WindowVersion::V3);
+        ring.begin(&long[..7], WindowVersion::V3);
+        ring.begin(&[], WindowVersion::V3);
         let kept = ring.slots.iter().flat_map(|slot| &slot.words).map(|word| word.load(Ordering::Relaxed));
         let bytes: Vec<u8> = kept.flat_map(u64::to_le_bytes).collect();
         assert!(!bytes.windows(6).any(|bytes| bytes == b"secret"));
@@ -220,7 +257,7 @@ mod tests {
                 let ring = &ring;
                 scope.spawn(move || {
                     for page in 0..KEPT as u64 / 4 {
-                        let pending = ring.begin(&unmap(domain, page, page));
+                        let pending = ring.begin(&unmap(domain, page, page), WindowVersion::V3);
                         ring.end(pending, &[0; 4]);
                     }
                 });

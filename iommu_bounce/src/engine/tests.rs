@@ -10,6 +10,7 @@ mod failure;
 mod faults;
 mod format;
 mod interrupt;
+mod map_list;
 mod map_unmap;
 mod mapped;
 mod parking;

@@ -38,6 +38,15 @@ pub fn map(domain: u32, start: u64, last: u64, gpa: u64, flags: u32) -> Vec<u8> 
     )
 }
 
+/// Returns a MAP_LIST. `ranges` holds the guest-physical address and the length in bytes of each range.
+pub fn map_list(domain: u32, start: u64, flags: u32, ranges: &[(u64, u64)]) -> Vec<u8> {
+    let count = u32::try_from(ranges.len()).expect("a test needs fewer ranges");
+    let ranges: Vec<u8> =
+        ranges.iter().flat_map(|(gpa, len)| [gpa.to_le_bytes(), len.to_le_bytes()].concat()).collect();
+    let (domain, flags, count) = (domain.to_le_bytes(), flags.to_le_bytes(), count.to_le_bytes());
+    encode(request::MAP_LIST, &[&domain, &start.to_le_bytes(), &flags, &count, &ranges])
+}
+
 /// Returns an UNMAP of the IOVAs from `start` to `last`, inclusive.
 pub fn unmap(domain: u32, start: u64, last: u64) -> Vec<u8> {
     encode(request::UNMAP, &[&domain.to_le_bytes(), &start.to_le_bytes(), &last.to_le_bytes(), &[0; 4]])

@@ -107,6 +107,8 @@ impl Model {
             Op::Attach { endpoint, domain, bypass } => self.attach(*endpoint, *domain, *bypass),
             Op::Detach { endpoint, domain } => self.detach(*endpoint, *domain),
             Op::Map(map) => self.map(map),
+            Op::MapList { .. } if !self.has(feature::MAP_LIST) => return None,
+            Op::MapList { domain, start, flags, ranges } => self.map_list(*domain, *start, *flags, ranges),
             Op::Unmap { domain, start, pages } => {
                 let start = FIRST_IOVA + start * PAGE;
                 self.unmap(*domain, start, start + pages * PAGE - 1)
@@ -119,8 +121,11 @@ impl Model {
             Op::WindowDel { domain, page } => self.del(*domain, FIRST_IOVA + page * PAGE),
             Op::Truncated { op, len } => {
                 let whole = op.request()?.len();
-                let unknown =
-                    matches!(**op, Op::WindowAdd { .. } | Op::WindowDel { .. }) && !self.has(feature::BOUNCE_WINDOW);
+                let unknown = match **op {
+                    Op::WindowAdd { .. } | Op::WindowDel { .. } => !self.has(feature::BOUNCE_WINDOW),
+                    Op::MapList { .. } => !self.has(feature::MAP_LIST),
+                    _ => false,
+                };
                 if unknown || 1 + len.index(whole - 1) == whole {
                     return self.apply_one(op);
                 }
@@ -284,6 +289,31 @@ impl Model {
         }
         domain.mappings.push((start, last, gpa, map.flags));
         Ok(())
+    }
+
+    fn map_list(&mut self, domain: u32, start: u64, flags: u32, ranges: &[(u64, u64)]) -> Outcome {
+        if ranges.is_empty() {
+            return Err(Status::Inval);
+        }
+        let before = self.clone();
+        let (mut start, mut outcome) = (start, Ok(()));
+        let (one, others) = self.address_spaces(domain);
+        let spaces = u64::from(one) + u64::from(others);
+        for &(gpa_page, pages) in ranges {
+            let map = Map { domain, start, pages, gpa_page, flags, skew: [0; 3] };
+            outcome = if pages == 0 { Err(Status::Inval) } else { self.map(&map) };
+            if outcome.is_err() {
+                break;
+            }
+            if !DEVICE_PAGES.contains(&gpa_page) {
+                self.host.mapped += pages * PAGE * spaces;
+            }
+            start += pages;
+        }
+        if outcome.is_err() {
+            *self = before;
+        }
+        outcome
     }
 
     fn unmap(&mut self, domain: u32, start: u64, last: u64) -> Outcome {

@@ -2,6 +2,8 @@
 
 //! Events of the model test: requests, other events of the device, and failures of the host.
 
+use std::ops::Range;
+
 use iommu_bounce::test_utils as encode;
 use proptest::prelude::*;
 
@@ -20,6 +22,13 @@ pub(crate) enum Op {
         domain: u32,
     },
     Map(Map),
+    /// MAP_LIST. Each range has a first page and a number of pages.
+    MapList {
+        domain: u32,
+        start: u64,
+        flags: u32,
+        ranges: Vec<(u64, u64)>,
+    },
     Unmap {
         domain: u32,
         start: u64,
@@ -109,6 +118,10 @@ impl Op {
                 let (start, last, gpa) = map.bytes();
                 encode::map(map.domain, start, last, gpa, map.flags)
             }
+            Self::MapList { domain, start, flags, ranges } => {
+                let ranges: Vec<_> = ranges.iter().map(|(gpa, pages)| (gpa * PAGE, pages * PAGE)).collect();
+                encode::map_list(*domain, iova(*start), *flags, &ranges)
+            }
             Self::Unmap { domain, start, pages } => encode::unmap(*domain, iova(*start), iova(*start + *pages) - 1),
             Self::Probe { endpoint } => encode::probe(*endpoint),
             Self::WindowAdd { domain, page, flags } => encode::window_add(*domain, *flags, iova(*page)),
@@ -174,6 +187,12 @@ fn map() -> impl Strategy<Value = Map> {
     })
 }
 
+fn map_list() -> impl Strategy<Value = Op> {
+    let ranges = |pages: Range<u64>| prop::collection::vec((pages, 0u64..4), 0..5);
+    let what = prop_oneof![6 => (ranges(0..44), flags()), 3 => (ranges(36..50), 1u32..8)];
+    (domain(), 0u64..40, what).prop_map(|(domain, start, (ranges, flags))| Op::MapList { domain, start, flags, ranges })
+}
+
 /// Generates UNMAPs that are served together. Most are adjacent, in any order.
 fn unmaps() -> impl Strategy<Value = Vec<(u32, u64, u64)>> {
     let anywhere = prop::collection::vec((domain(), 0u64..40, 1u64..8), 1..6);
@@ -197,6 +216,7 @@ fn request() -> impl Strategy<Value = Op> {
             .prop_map(|((endpoint, domain), bypass)| Op::Attach { endpoint, domain, bypass }),
         2 => pair().prop_map(|(endpoint, domain)| Op::Detach { endpoint, domain }),
         8 => map().prop_map(Op::Map),
+        3 => map_list(),
         5 => (domain(), 0u64..40, 1u64..12)
             .prop_map(|(domain, start, pages)| Op::Unmap { domain, start, pages }),
         1 => endpoint().prop_map(|endpoint| Op::Probe { endpoint }),
@@ -212,7 +232,7 @@ pub(crate) fn any_op() -> impl Strategy<Value = Op> {
         let op = Box::new(op);
         Op::Truncated { op, len }
     });
-    let features = || prop_oneof![5 => Just(u64::MAX), 1 => Just(!(1 << 22 | 1 << 23)), 1 => Just(!(1 << 2)), 1 => Just(!(1 << 5)), 1 => Just(!(1 << 6))];
+    let features = || prop_oneof![5 => Just(u64::MAX), 1 => Just(!(1 << 22 | 1 << 23)), 1 => Just(!(1 << 21)), 1 => Just(!(1 << 2)), 1 => Just(!(1 << 5)), 1 => Just(!(1 << 6))];
     prop_oneof![
         40 => request(),
         6 => unmaps().prop_map(Op::Unmaps),

@@ -153,7 +153,7 @@ impl Rig {
         let request = op.request()?;
         let mut reply = [0x5a; 516];
         let used = self.engine.handle(&request, &mut reply);
-        if used == 0 && matches!(request[0], 0x40 | 0x41) {
+        if used == 0 && matches!(request[0], 0x40..=0x42) {
             return None;
         }
         let expected = match request[0] {

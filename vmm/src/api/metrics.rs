@@ -118,6 +118,7 @@ fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
             ("probe", counts.probe),
             ("window_add", counts.window_add),
             ("window_del", counts.window_del),
+            ("map_list", counts.map_list),
             ("invalid", counts.invalid),
         ]
     };

@@ -37,12 +37,12 @@ pub(super) fn of_engine(counters: &Counters) -> BTreeMap<String, u64> {
     others.into_iter().chain(requests).chain(failed).map(|(name, number)| (name.to_string(), number)).collect()
 }
 
-fn in_order(of: &RequestCounts) -> [u64; 8] {
-    [of.attach, of.detach, of.map, of.unmap, of.probe, of.window_add, of.window_del, of.invalid]
+fn in_order(of: &RequestCounts) -> [u64; 9] {
+    [of.attach, of.detach, of.map, of.unmap, of.probe, of.window_add, of.window_del, of.map_list, of.invalid]
 }
 
 /// Names of the request counters, in the order of `in_order`.
-const REQUESTS: [&str; 8] = [
+const REQUESTS: [&str; 9] = [
     "requests_attach",
     "requests_detach",
     "requests_map",
@@ -50,10 +50,11 @@ const REQUESTS: [&str; 8] = [
     "requests_probe",
     "requests_window_add",
     "requests_window_del",
+    "requests_map_list",
     "requests_invalid",
 ];
 /// Names of the counters of failed requests, in the order of `in_order`.
-const FAILED: [&str; 8] = [
+const FAILED: [&str; 9] = [
     "failed_attach",
     "failed_detach",
     "failed_map",
@@ -61,6 +62,7 @@ const FAILED: [&str; 8] = [
     "failed_probe",
     "failed_window_add",
     "failed_window_del",
+    "failed_map_list",
     "failed_invalid",
 ];
 
@@ -141,7 +143,8 @@ mod tests {
             probe: first + 4,
             window_add: first + 5,
             window_del: first + 6,
-            invalid: first + 7,
+            map_list: first + 7,
+            invalid: first + 8,
         };
         let mut counters = IommuStatus::default().counters;
         counters.requests = requests(100);

@@ -9,8 +9,8 @@ use iommu_bounce::{DomainReport, EndpointReport, Histogram, HostLatency, Request
 use super::counters::flatten;
 
 /// Returns the latency histogram of each kind of request, with the kind's name.
-pub(crate) fn of_requests(latency: &RequestLatency) -> [(&'static str, &Histogram); 7] {
-    let RequestLatency { attach, detach, map, unmap, probe, window_add, window_del } = latency;
+pub(crate) fn of_requests(latency: &RequestLatency) -> [(&'static str, &Histogram); 8] {
+    let RequestLatency { attach, detach, map, unmap, probe, window_add, window_del, map_list } = latency;
     [
         ("attach", attach),
         ("detach", detach),
@@ -19,6 +19,7 @@ pub(crate) fn of_requests(latency: &RequestLatency) -> [(&'static str, &Histogra
         ("probe", probe),
         ("window_add", window_add),
         ("window_del", window_del),
+        ("map_list", map_list),
     ]
 }
 

@@ -2,9 +2,10 @@
 
 //! Request queue: takes requests from descriptor chains, lets the engine serve them, and writes the replies.
 
+use std::mem;
 use std::sync::atomic::Ordering;
 
-use iommu_bounce::spec::TAIL_SIZE;
+use iommu_bounce::spec::{MAX_REQUEST, TAIL_SIZE};
 use iommu_bounce::{Engine, MAX_REPLY, UnmapRequest};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -18,10 +19,6 @@ use crate::virtio::{DeviceError, QueueState};
 
 /// Index of the request queue.
 pub(super) const REQUEST_QUEUE: u16 = 0;
-
-/// Size of the buffer for the readable part of a request. The longest request is PROBE with 72 bytes. If the readable part is longer than
-/// the buffer, the device ignores the remaining bytes, as the engine ignores all bytes after a request.
-const MAX_REQUEST: usize = 128;
 
 /// Offset of the index in the available ring.
 const AVAILABLE_INDEX: u64 = 2;
@@ -39,6 +36,9 @@ struct UnmapReply {
 /// Request queue, with the UNMAPs that the device has taken from the queue and will serve together.
 pub(super) struct RequestQueue {
     queue: Queue,
+    /// Buffer for the readable part of a request. If the readable part is longer, the device ignores the remaining bytes, as the engine
+    /// ignores all bytes after a request.
+    request: Box<[u8]>,
     /// True if the device has asked the driver to send no notifications.
     suppressed: bool,
     /// True if the next request was interrupted. The request must be served when the device is resumed.
@@ -53,6 +53,7 @@ impl RequestQueue {
         let size = queue.size().into();
         Self {
             queue,
+            request: vec![0; MAX_REQUEST].into(),
             suppressed: false,
             interrupted: false,
             unmaps: Vec::with_capacity(size),
@@ -72,7 +73,9 @@ impl RequestQueue {
             ask_for_notifications(&self.queue, memory).map_err(ring_error(REQUEST_QUEUE))?;
         }
         engine.begin_batch();
-        let outcome = self.take(memory, engine);
+        let mut request = mem::take(&mut self.request);
+        let outcome = self.take(memory, engine, &mut request);
+        self.request = request;
         // Serve the collected UNMAPs even if a later chain is broken.
         let flushed = self.flush(memory, engine);
         engine.end_batch();
@@ -124,21 +127,25 @@ impl RequestQueue {
 
     /// Takes requests from the queue and serves the requests. Returns the number of requests. This function first collects UNMAPs, and
     /// serves the collected UNMAPs before the next request of another kind. The caller must serve the UNMAPs that are still collected at
-    /// the end.
-    fn take<'m>(&mut self, memory: &'m NearMemory<'m>, engine: &mut Engine) -> Result<u16, DeviceError> {
+    /// the end. `request` is the buffer for the readable part of a request.
+    fn take<'m>(
+        &mut self,
+        memory: &'m NearMemory<'m>,
+        engine: &mut Engine,
+        request: &mut [u8],
+    ) -> Result<u16, DeviceError> {
         let broken = broken(REQUEST_QUEUE);
         let ring_error = ring_error(REQUEST_QUEUE);
         let size = self.queue.size();
-        let mut request = [0; MAX_REQUEST];
         let mut reply = [0; MAX_REPLY];
         self.interrupted = false;
         for taken in 0..size {
             let first = self.queue.next_avail();
             let Some(chain) = self.queue.iter(memory).map_err(&ring_error)?.next() else { return Ok(taken) };
-            let chain = read_request(chain, memory, size, &mut request).map_err(&broken)?;
-            let readable = &request[..chain.readable.min(MAX_REQUEST)];
+            let chain = read_request(chain, memory, size, request).map_err(&broken)?;
+            let readable = &request[..chain.readable.min(request.len())];
             let head = chain.head;
-            let kept = REQUESTS.begin(readable);
+            let kept = REQUESTS.begin(readable, engine.window_version());
             let tag = u16::try_from(self.replies.len()).expect("a queue holds no more than 2^15 requests");
             if let Some(unmap) = UnmapRequest::decode(readable, chain.writable, tag)
                 && let Some(tail) = chain.reply_place(TAIL_SIZE)

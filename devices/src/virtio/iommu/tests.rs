@@ -522,7 +522,10 @@ fn plain_device_offers_no_window() {
     guest.write(0, &0u32.to_le_bytes());
     let mut features = [0; 4];
     guest.function.read_bar(0, 4, &mut features);
-    assert_eq!(u64::from(u32::from_le_bytes(features)), BASIC | feature::BYPASS_CONFIG | INDIRECT_DESC | EVENT_IDX);
+    assert_eq!(
+        u64::from(u32::from_le_bytes(features)),
+        BASIC | feature::BYPASS_CONFIG | feature::MAP_LIST | INDIRECT_DESC | EVENT_IDX
+    );
     assert!(guest.function.bars().iter().all(|bar| bar.index < 2), "no BAR for a shared region");
     assert_eq!(guest.config_u64(40), 0);
     assert!(guest.handle.set_budget(CHUNK).is_err());

@@ -57,6 +57,20 @@ fn unmap_pages(start: u64, pages: u64) -> Vec<u8> {
 }
 
 #[test]
+fn failed_map_list_unmaps_its_device_memory() {
+    let mut rig = rig(false);
+    rig.all_ok([attach(1, 1)]);
+    let (device, ram) = ((DEVICE, PAGE), (0x1000, PAGE));
+    assert_eq!(rig.status(&map_list(1, 0, BOTH, &[ram, device, ram, (0x5000_0000, PAGE)])), INVAL);
+    assert!(rig.mapper(1).is_empty());
+    assert_eq!(rig.engine.counters().mappings, 0);
+    rig.all_ok([map_list(1, 0, BOTH, &[ram, device, ram]), unmap_pages(0, 3)]);
+    assert!(rig.mapper(1).is_empty());
+    assert_eq!(rig.status(&map_list(1, 0, BOTH | MMIO, &[device, ram])), INVAL, "RAM is no device memory");
+    assert!(rig.mapper(1).is_empty());
+}
+
+#[test]
 fn mmio_maps_device_memory_and_nothing_else() {
     let mut rig = rig(false);
     assert_ne!(rig.engine.features() & feature::MMIO, 0);

@@ -11,7 +11,7 @@ const NOTHING: [u8; 0] = [];
 #[test]
 fn unknown_type_is_not_answered() {
     let mut rig = Rig::new();
-    for kind in [0, 6, 0x3f, 0x42, 0xff] {
+    for kind in [0, 6, 0x3f, 0x43, 0xff] {
         assert_eq!(rig.send_with_room(&[kind; 64], 64), NOTHING);
     }
     assert_eq!(rig.engine.counters().requests.invalid, 5);
@@ -36,6 +36,7 @@ fn every_truncation_is_invalid_and_changes_nothing() {
         probe(1),
         window_add(1, BOTH, APERTURE),
         window_del(1, APERTURE),
+        map_list(1, 0, BOTH, &[(0, 0x1000), (0x2000, 0x1000)]),
     ];
     let mut sent = 0;
     for request in &whole {
@@ -131,9 +132,9 @@ fn counters_count_requests_and_failures_of_each_kind() {
     let json = serde_json::to_value(rig.engine.counters()).expect("counters serialize");
     let expected = serde_json::json!({
         "requests": {"attach": 2, "detach": 0, "map": 3, "unmap": 1, "probe": 1, "window_add": 1,
-                     "window_del": 0, "invalid": 0},
+                     "window_del": 0, "map_list": 0, "invalid": 0},
         "failed": {"attach": 1, "detach": 0, "map": 1, "unmap": 0, "probe": 0, "window_add": 0,
-                   "window_del": 0, "invalid": 0},
+                   "window_del": 0, "map_list": 0, "invalid": 0},
         "mappings": 1, "mapped_bytes": 0x2000, "peak_mapped_bytes": 0x2000, "pinned_bytes": 0, "peak_pinned_bytes": 0,
         "window_bytes": CHUNK, "peak_window_bytes": CHUNK,
         "parked_chunks": 0, "unparked_chunks": 0,

@@ -117,11 +117,11 @@ fn wrong_endpoint_names_the_rule() {
 #[test]
 fn features_follow_the_configuration() {
     let plain = plain_engine();
-    assert_eq!(plain.features(), 0b101_0111);
-    assert_eq!(Rig::new().engine.features(), 0b101_0111 | 1 << 22 | 1 << 23);
+    assert_eq!(plain.features(), 0b101_0111 | 1 << 21);
+    assert_eq!(Rig::new().engine.features(), 0b101_0111 | 1 << 21 | 1 << 22 | 1 << 23);
     let config = EngineConfig { probe_size: 0, ..EngineConfig::default() };
     let engine = Engine::new(config, ram(), None).expect("it is valid");
-    assert_eq!(engine.features(), 0b100_0111);
+    assert_eq!(engine.features(), 0b100_0111 | 1 << 21);
 }
 
 #[test]
