@@ -13,9 +13,14 @@ fn read(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Returns the lines that the patch with the proposal adds, without the leading `+`.
+/// Returns the lines that the patch with the proposal of bounce windows adds, without the leading `+`.
 fn proposal() -> Vec<String> {
-    let patch = read("docs/specification/0001-virtio-iommu-Add-bounce-windows.patch");
+    added("docs/specification/0001-virtio-iommu-Add-bounce-windows.patch")
+}
+
+/// Returns the lines that a patch adds, without the leading `+`.
+fn added(patch: &str) -> Vec<String> {
+    let patch = read(patch);
     let added = patch.lines().filter(|line| !line.starts_with("+++")).filter_map(|line| line.strip_prefix('+'));
     added.map(|line| line.trim().to_owned()).collect()
 }
@@ -95,6 +100,33 @@ fn feature_bits_are_the_same_in_guest_protocol_and_engine() {
         let (name, bit) = (format!("VIRTIO_IOMMU_F_BOUNCE_WINDOW_{name}"), bit.trailing_zeros());
         assert_eq!(defined(&header(), &name), u64::from(bit));
         assert!(read("docs/bounce-windows.md").contains(&format!("`{name}` = {bit}")));
+    }
+}
+
+#[test]
+fn map_lists_are_the_same_everywhere() {
+    let (bit, kind) = (feature::MAP_LIST.trailing_zeros(), request::MAP_LIST);
+    let protocol = read("docs/map-lists.md");
+    assert!(protocol.contains(&format!("`VIRTIO_IOMMU_F_MAP_LIST` = {bit}")));
+    assert!(protocol.contains(&format!("`VIRTIO_IOMMU_T_MAP_LIST` = {kind:#x}")));
+    let proposal = added("docs/specification/0002-virtio-iommu-Add-a-request-that-maps-a-list-of-range.patch");
+    assert!(proposal.iter().any(|line| line.contains("[VIRTIO_IOMMU_F_MAP_LIST (10)]")));
+    let guests = ["6.12", "7.3"].map(|series| {
+        added(&format!("guest/patches/{series}/0027-iommu-virtio-Map-several-ranges-by-one-request.patch"))
+    });
+    for guest in &guests {
+        assert_eq!(defined(guest, "VIRTIO_IOMMU_F_MAP_LIST"), u64::from(bit));
+        assert_eq!(defined(guest, "VIRTIO_IOMMU_MAP_LIST_MAX"), spec::MAX_MAP_RANGES as u64);
+    }
+    for lines in guests.iter().chain([&proposal]) {
+        assert_eq!(defined(lines, "VIRTIO_IOMMU_T_MAP_LIST"), u64::from(kind));
+        let (range, size) = fields(lines, "virtio_iommu_map_range");
+        assert_eq!((range["phys_start"], range["length"], size), (0, 8, spec::MAP_RANGE_SIZE));
+        let (list, size) = fields(lines, "virtio_iommu_req_map_list");
+        assert_eq!([list["domain"], list["virt_start"], list["flags"], list["count"]], [4, 8, 16, 20]);
+        // The proposal also has the tail in the structure.
+        let tail = if list.contains_key("tail") { spec::TAIL_SIZE } else { 0 };
+        assert_eq!(size, readable::MAP_LIST + tail);
     }
 }
 
