@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Benchmarks of the engine alone, with mappers that do nothing. The benchmarks measure pairs of encoded MAP and UNMAP requests, and
-//! batches of UNMAPs.
+//! Benchmarks of the engine alone, with mappers that do nothing. The benchmarks measure pairs of encoded MAP and UNMAP requests,
+//! batches of UNMAPs, and MAP_LISTs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use iommu_bounce::test_utils::{NullMapper, TestRam, attach, map, unmap};
+use iommu_bounce::test_utils::{NullMapper, TestRam, attach, map, map_list, unmap};
 use iommu_bounce::{Engine, EngineConfig, Limits, UnmapRequest};
 
 const PAGE: u64 = 0x1000;
@@ -106,5 +106,38 @@ fn batches(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, pairs, batches);
+/// Measures mapping of a buffer whose pages are not adjacent, in a domain with 10,000 other mappings. One benchmark sends a MAP for each
+/// page, and another benchmark sends one MAP_LIST.
+fn lists(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("map_list");
+    for count in [32, 256u64] {
+        let mut engine = engine(10_000);
+        let place = 1 << 20;
+        let gpa = |page: u64| (page * 2 % 256) * PAGE;
+        let range = |page: u64| (iova(place + page), iova(place + page) + PAGE - 1);
+        let maps: Vec<_> = (0..count).map(|page| map(1, range(page).0, range(page).1, gpa(page), 3)).collect();
+        let ranges: Vec<_> = (0..count).map(|page| (gpa(page), PAGE)).collect();
+        let list = [map_list(1, range(0).0, 3, &ranges)];
+        let unmap = unmap(1, range(0).0, range(count - 1).1);
+        group.throughput(Throughput::Elements(count));
+        for (name, requests) in [("alone", &maps[..]), ("together", &list[..])] {
+            group.bench_function(BenchmarkId::new(name, count), |bencher| {
+                bencher.iter_custom(|rounds| {
+                    let mut took = Duration::ZERO;
+                    for _ in 0..rounds {
+                        let began = Instant::now();
+                        requests.iter().for_each(|request| send(&mut engine, request));
+                        took += began.elapsed();
+                        send(&mut engine, &unmap);
+                    }
+                    took
+                });
+            });
+        }
+        assert_eq!(engine.counters().mappings, 10_000);
+    }
+    group.finish();
+}
+
+criterion_group!(benches, pairs, batches, lists);
 criterion_main!(benches);

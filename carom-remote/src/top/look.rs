@@ -19,6 +19,9 @@ pub(crate) const RATES: [(&str, &str); 4] = [
     ("requests_window_del", "window del/s"),
 ];
 
+/// End of the names of counters of MAP requests.
+const MAP: &str = "requests_map";
+
 /// ID of the virtio-iommu.
 const IOMMU: &str = IommuBounceConfig::ID;
 
@@ -78,12 +81,16 @@ impl History {
     }
 
     /// Returns a counter's rate for each pair of successive samples. If the counter decreased, the newer sample is from another VM, or the
-    /// device has another domain. In this case, the rate is 0.
+    /// device has another domain. In this case, the rate is 0. The rate of a counter of MAP requests includes MAP_LIST requests.
     fn rates_of(&self, device: &str, name: &str) -> impl DoubleEndedIterator<Item = Option<u64>> {
         self.0.iter().zip(self.0.iter().skip(1)).map(move |(before, after)| {
             let seconds = after.at.saturating_duration_since(before.at).as_secs_f64();
-            let grown = after.counter_of(device, name)?.saturating_sub(before.counter_of(device, name).unwrap_or(0));
-            Some(per_second(grown, seconds))
+            let lists = name.ends_with(MAP).then(|| format!("{name}_list"));
+            let count = |look: &Look| {
+                let lists = lists.as_ref().and_then(|lists| look.counter_of(device, lists));
+                Some(look.counter_of(device, name)? + lists.unwrap_or(0))
+            };
+            Some(per_second(count(after)?.saturating_sub(count(before).unwrap_or(0)), seconds))
         })
     }
 }
@@ -119,6 +126,18 @@ pub(crate) mod tests {
             "peak_mapped_bytes": 5 << 20, "pinned_bytes": 9 << 20, "peak_pinned_bytes": 11 << 20},
             "drive": {"domain_requests_map": maps / 2, "domain_requests_unmap": 7, "pinned_bytes": 9 << 20, "requests_map": 0}});
         Look::new(at, Some(serde_json::from_value(info).unwrap()), serde_json::from_value(counters).unwrap())
+    }
+
+    #[test]
+    fn rate_of_map_requests_includes_lists() {
+        let (start, mut history) = (Instant::now(), History::default());
+        for (seconds, count) in [(0, 10), (2, 20)] {
+            let counters = json!({"_iommu": {"requests_map": count, "requests_map_list": count * 3},
+                "drive": {"domain_requests_map": count, "domain_requests_map_list": count}});
+            let counters = serde_json::from_value(counters).unwrap();
+            history.add(Look::new(start + Duration::from_secs(seconds), None, counters));
+        }
+        assert_eq!((history.rate("requests_map"), history.rate_of("drive", "domain_requests_map")), (20, Some(10)));
     }
 
     #[test]

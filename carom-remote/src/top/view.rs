@@ -39,7 +39,7 @@ fn summary(history: &History) -> Vec<String> {
         bytes(look.counter("peak_pinned_bytes")),
         bytes(look.counter("mapped_bytes")),
         bytes(look.counter("peak_mapped_bytes")),
-        ["map", "unmap", "attach", "window_add", "window_del", "invalid"]
+        ["map", "map_list", "unmap", "attach", "window_add", "window_del", "invalid"]
             .iter()
             .map(|kind| look.counter(&format!("failed_{kind}")))
             .sum::<u64>(),

@@ -24,6 +24,9 @@ pub struct Event {
 pub struct Requests {
     /// MAP requests.
     pub map: u64,
+    /// MAP_LIST requests. Results of earlier builds do not contain this count.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub map_list: u64,
     /// UNMAP requests.
     pub unmap: u64,
     /// WINDOW_ADD requests.
@@ -34,12 +37,24 @@ pub struct Requests {
     pub attach: u64,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 impl Requests {
+    /// Returns the number of requests that map memory.
+    #[must_use]
+    pub fn maps(self) -> u64 {
+        self.map + self.map_list
+    }
+
     /// Returns the number of requests of each kind since `other` was counted.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {
         Self {
             map: self.map - other.map,
+            map_list: self.map_list - other.map_list,
             unmap: self.unmap - other.unmap,
             window_add: self.window_add - other.window_add,
             window_del: self.window_del - other.window_del,
@@ -121,7 +136,10 @@ mod tests {
         .unwrap();
         assert_eq!(events.len(), 2);
         let counters = counters(&events).unwrap();
-        assert_eq!(counters[0].requests, Requests { map: 1, unmap: 2, window_add: 3, window_del: 4, attach: 5 });
+        assert_eq!(
+            counters[0].requests,
+            Requests { map: 1, map_list: 0, unmap: 2, window_add: 3, window_del: 4, attach: 5 }
+        );
         assert_eq!(counters[0].requests.minus(counters[0].failed).window_add, 2);
         assert_eq!((counters[0].mapped_bytes, counters[0].peak_mapped_bytes, counters[0].window_bytes), (7, 8, 9));
         assert_eq!((counters[0].peak_window_bytes, counters[0].host_maps), (10, 11));

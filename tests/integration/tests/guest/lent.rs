@@ -52,7 +52,7 @@ fn buffers_in_lent_memory(kernel: Kernel) {
     let buffers = grown(&outcome, "lent_buffers", "plain", "lent");
     // Each of the two runs writes and reads 8 MiB, in buffers of less than 48 KiB on average.
     assert!(buffers > 600, "{buffers} buffers; console:\n{}", outcome.console);
-    let maps = lent.requests.map - plain.requests.map;
+    let maps = lent.requests.maps() - plain.requests.maps();
     assert!(maps < buffers / 20, "{maps} MAPs for {buffers} buffers");
     for key in ["bytes_in", "bytes_out"] {
         let copied = grown(&outcome, key, "plain", "lent");
@@ -225,7 +225,7 @@ fn lent_memory_of_another_drive(kernel: Kernel) {
         panic!("expected reports for two marks: {:?}", outcome.counters)
     };
     // The VMM would reject a mapping of this memory, because it is not RAM.
-    assert_eq!(after.failed.map, before.failed.map, "{after:?}");
+    assert_eq!(after.failed.maps(), before.failed.maps(), "{after:?}");
 }
 
 #[guest_test]

@@ -299,7 +299,7 @@ dmesg | sed -n 's/^.*dma-bounce-test: a page is mapped at /CAROM-PAGE /p'
     assert!(pages.len() == 3 && pages.iter().all(|page| *page == pages[0]), "{pages:?}; {}", outcome.console);
     // No MAP request failed, so the guest never mapped an address that was still mapped.
     let counters = outcome.counters.last().expect("the VMM reports its counters");
-    assert_eq!((counters.failed.map, counters.requests.window_add), (0, 0), "{counters:?}");
+    assert_eq!((counters.failed.maps(), counters.requests.window_add), (0, 0), "{counters:?}");
     assert_eq!(outcome.values("CAROM-PROVIDER").collect::<Vec<_>>(), ["pages"; 3]);
     assert!(outcome.values("CAROM-CHUNKS").all(|count| count != "0"), "console:\n{}", outcome.console);
     let bounced: Vec<u64> = outcome.values("CAROM-BOUNCED").map(|count| count.parse().unwrap()).collect();

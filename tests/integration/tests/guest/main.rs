@@ -36,6 +36,7 @@ mod kexec;
 mod killed;
 mod lent;
 mod lifecycle;
+mod map_lists;
 mod mapped;
 mod memory_error;
 mod memory_hotplug;

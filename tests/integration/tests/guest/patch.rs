@@ -139,7 +139,7 @@ fn windows_are_rejected_if_uncached() {
     workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
     assert_eq!(number(&outcome, "CAROM-POOLS"), 0, "console:\n{}", outcome.console);
     let requests = &outcome.counters.last().expect("the VMM reports its counters at the end").requests;
-    assert!(requests.window_add == 0 && requests.map > 0, "{requests:?}");
+    assert!(requests.window_add == 0 && requests.maps() > 0, "{requests:?}");
     assert_no_complaint(&outcome);
 }
 

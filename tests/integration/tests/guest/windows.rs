@@ -50,7 +50,7 @@ fn io_is_verified_and_bounced_and_counters_agree() {
     let host = outcome.counters[0];
     assert!(bounced > 1000, "bounced {bounced}; console:\n{}", outcome.console);
     // Without a window, the guest would map each buffer that bounced here.
-    assert!(host.requests.map < bounced / 2, "{bounced} bounced, but {host:?}");
+    assert!(host.requests.maps() < bounced / 2, "{bounced} bounced, but {host:?}");
     // The job reads 64 MiB in total, and nearly all of these bytes bounce. The guest maps a request only if the pool has no slot for the
     // request yet.
     assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 48 * MIB, "too few bytes were copied from slots");
@@ -71,7 +71,7 @@ fn windows_above_4_gib(kernel: Kernel) {
     assert!(number(&outcome, "CAROM-WINDOW") >= 4096 * MIB, "console:\n{}", outcome.console);
     let bounced = number(&outcome, "CAROM-STAT-bounced_pages") + number(&outcome, "CAROM-STAT-bounced_lists");
     let host = outcome.counters[0];
-    assert!(bounced > 500 && host.requests.map < bounced / 2, "{bounced} bounced, {host:?}");
+    assert!(bounced > 500 && host.requests.maps() < bounced / 2, "{bounced} bounced, {host:?}");
 }
 
 #[guest_test]
@@ -121,7 +121,7 @@ fn exhausted_budget_falls_back_and_loses_nothing() {
     assert_counters_agree(&outcome);
     let host = outcome.counters[0];
     assert!(number(&outcome, "CAROM-STAT-fallback_full") > 0, "console:\n{}", outcome.console);
-    assert!(host.requests.map > 0, "nothing was mapped, although the budget is too small for all I/O: {host:?}");
+    assert!(host.requests.maps() > 0, "nothing was mapped, although the budget is too small for all I/O: {host:?}");
     assert!(host.peak_window_bytes <= 4 * MIB, "{host:?}");
 }
 

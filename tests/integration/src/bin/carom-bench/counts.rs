@@ -9,13 +9,13 @@ use carom_integration::measure::fio::{self, Cell, Done, Extent, PATTERNS, RANDWR
 use carom_integration::measure::mode::{MODES, Mode};
 use carom_integration::{Probe, Site};
 
-use crate::counters::{OF_IOMMU, OF_KVM};
+use crate::counters::{self, OF_IOMMU, OF_KVM};
 use crate::table::{self, Row, Scope, Shown, Table, Work, figure};
 use crate::throughput::{RAM_MIB, estimate, job, measured, of};
 
 const SHOWN: &[Shown] = &[
     Shown::new("exits", "exits per operation", 2),
-    Shown::new("map_requests", "MAP requests per operation", 3),
+    Shown::new("map_requests", "MAP and MAP_LIST requests per operation", 3),
     Shown::new("unmap_requests", "UNMAP requests per operation", 3),
     Shown::new("copied_bytes", "bytes copied per operation", 0),
 ];
@@ -85,8 +85,8 @@ fn row(mode: &Mode, cell: &Cell, done: &Done, empty: &Done) -> Result<Row> {
         add(name, &|probe| probe.kvm.get(counter).copied().map(figure))?;
     }
     if mode.iommu && mode.vmm.is_carom() {
-        for (counter, name) in OF_IOMMU {
-            add(name, &|probe| probe.iommu[counter].as_f64())?;
+        for (counters, name) in OF_IOMMU {
+            add(name, &|probe| counters::sum(&probe.iommu, counters))?;
         }
     }
     let copied = (done.copied_bytes - empty.copied_bytes).max(0.0) / operations;

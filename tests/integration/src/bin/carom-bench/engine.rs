@@ -14,13 +14,14 @@ use serde_json::Value;
 
 use crate::table::{Measured, Row, Scope, Shown, Table, Work};
 
-const SHOWN: &[Shown] = &[Shown::new("ns", "time in the engine per request, or per MAP and its UNMAP, in ns", 0)];
+const SHOWN: &[Shown] =
+    &[Shown::new("ns", "time in the engine per request, per MAP and its UNMAP, or per range of a MAP_LIST, in ns", 0)];
 
 pub(crate) const TABLE: Table = Table::new("engine", "mappings", SHOWN, work).once();
 
 /// Measured cases. Each entry has the kind of request, the number of requests that the engine handles at a time, the number of
 /// existing mappings, and the directory with the benchmark's estimates.
-const CASES: [(&str, u32, u32, &str); 8] = [
+const CASES: [(&str, u32, u32, &str); 12] = [
     ("MAP and UNMAP", 1, 100, "map_unmap/100"),
     ("UNMAP, one by one", 1, 10_000, "unmap_batch/alone/1"),
     ("UNMAP, one by one", 8, 10_000, "unmap_batch/alone/8"),
@@ -29,6 +30,10 @@ const CASES: [(&str, u32, u32, &str); 8] = [
     ("UNMAP, together", 8, 10_000, "unmap_batch/together/8"),
     ("UNMAP, together", 64, 10_000, "unmap_batch/together/64"),
     ("MAP and UNMAP", 1, 1_000_000, "map_unmap/1000000"),
+    ("MAP, one by one", 32, 10_000, "map_list/alone/32"),
+    ("MAP, one by one", 256, 10_000, "map_list/alone/256"),
+    ("MAP_LIST, each range", 32, 10_000, "map_list/together/32"),
+    ("MAP_LIST, each range", 256, 10_000, "map_list/together/256"),
 ];
 
 fn work(_: Scope, _: &Site) -> Vec<Work> {

@@ -10,6 +10,7 @@ use carom_integration::measure::mode::{BOUNCE, GUEST_PAGES, Mode, NO_VIOMMU, STR
 use carom_integration::measure::statistics::median;
 use carom_integration::{Outcome, Probe, Site};
 
+use crate::counters;
 use crate::table::{self, Measured, Row, Scope, Shown, Table, Work};
 use crate::throughput::{self, AROUND, RAM_MIB};
 
@@ -150,12 +151,12 @@ fn measured(outcome: &Outcome, mode: &Mode, cells: &[(Cell, Kind)], results: Vec
     Ok(measured)
 }
 
-/// Returns the total number of MAP, UNMAP and WINDOW_ADD requests that the guest sent during a cell. Returns `None` without a
+/// Returns the total number of MAP, MAP_LIST, UNMAP and WINDOW_ADD requests that the guest sent during a cell. Returns `None` without a
 /// virtio-iommu.
 fn requests(done: &Done) -> Option<f64> {
     let of = |probe: &Probe| {
-        let kinds = ["requests_map", "requests_unmap", "requests_window_add"];
-        kinds.iter().map(|kind| probe.iommu[*kind].as_f64()).sum::<Option<f64>>()
+        let kinds = ["requests_map", "requests_map_list", "requests_unmap", "requests_window_add"];
+        counters::sum(&probe.iommu, &kinds)
     };
     Some(of(&done.after)? - of(&done.before)?)
 }

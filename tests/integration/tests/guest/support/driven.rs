@@ -12,7 +12,7 @@ fn driven(name: &str, device: &str, job: &str) -> (Outcome, Figures) {
     let figures = devices::figures(&outcome).unwrap_or_else(|error| panic!("{error:#}"));
     let [figures] = figures[..] else { panic!("not the figures of one device: {figures:?}") };
     let requests = outcome.counters.last().expect("the VMM reports its counters at the end").requests;
-    println!("{name}: {figures}; {} MAP, {} WINDOW_ADD", requests.map, requests.window_add);
+    println!("{name}: {figures}; {} MAP, {} WINDOW_ADD", requests.maps(), requests.window_add);
     (outcome, figures)
 }
 

@@ -224,7 +224,7 @@ fn costs(configs: &[Config], machine: &Machine) -> String {
         let share = 100.0 * figures.pinned_bytes as f64 / machine.guest_ram_bytes as f64;
         table.add_row([
             name.clone(),
-            count(figures.requests.map(|requests| requests.map)),
+            count(figures.requests.map(Requests::maps)),
             count(figures.requests.map(|requests| requests.unmap)),
             count(figures.requests.map(|requests| requests.window_add)),
             format!("{:.1}", mib(figures.pinned_bytes)),

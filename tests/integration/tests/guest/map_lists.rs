@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Large buffers of a guest in strict mode. The patched kernel maps all pages of such a buffer by one request.
+
+use carom_integration::harness::guest_test;
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::{Guest, Kernel};
+
+use crate::support::{SITE, run};
+
+/// Shell lines that write blocks of 512 KiB, and read them back and check them. Then they make the VMM report its counters.
+const LARGE: &str = r"
+fio --name=verify --filename=/dev/nvme0n1 --direct=1 --rw=randwrite --ioengine=libaio --iodepth=8 --bs=512k --size=32M \
+    --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_dump=0 --output-format=terse --terse-version=3 >/tmp/verify 2>&1
+status=$?
+[ $status = 0 ] || cat /tmp/verify
+echo CAROM-VERIFY $status $(awk -F';' '/^3;/ { print $6 * 1024 }' /tmp/verify)
+echo CAROM-MARK large
+sleep 0.5
+";
+
+fn large_buffers_take_few_requests(kernel: Kernel) {
+    let guest = Guest::new("map-lists").kernel(kernel).iommu_device(&SITE.nvme[0]).cmdline("iommu.strict=1");
+
+    let outcome = run(&guest.job(&format!("{WAIT_FOR_NVME}{LARGE}")));
+
+    workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
+    let counters = outcome.counters[0];
+    println!("map-lists: {counters:?}");
+    // The job writes and reads 32 MiB each, in requests of at most 512 KiB.
+    assert!(counters.requests.map_list >= 128, "{counters:?}");
+    assert_eq!(counters.failed.maps(), 0, "{counters:?}");
+    assert_eq!((counters.faults, counters.faults_dropped), (0, 0), "{counters:?}");
+    // Without lists, each host call would be for a request of its own.
+    assert!(counters.requests.maps() * 8 < counters.host_maps, "{counters:?}");
+}
+
+#[guest_test(by_iommufd)]
+fn large_buffers_are_mapped_by_lists() {
+    large_buffers_take_few_requests(Kernel::Patched);
+}
+
+#[guest_test]
+fn newer_kernel_maps_large_buffers_by_lists() {
+    large_buffers_take_few_requests(Kernel::Newer);
+}
