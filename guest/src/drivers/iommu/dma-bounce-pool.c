@@ -560,6 +560,8 @@ struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 	xa_init_flags(&pool->single_use, XA_FLAGS_LOCK_IRQ);
 	INIT_WORK(&pool->work, pool_work);
 	INIT_DELAYED_WORK(&pool->idle_work, pool_idle_work);
+	/* Larger mappings would not bounce. */
+	domain->opt_mapping_size = 0;
 	return pool;
 
 err_free:

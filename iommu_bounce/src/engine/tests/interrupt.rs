@@ -68,6 +68,22 @@ fn long_map_and_attach_are_interrupted_while_a_thread_waits() {
 }
 
 #[test]
+fn long_list_of_short_ranges_is_interrupted_between_ranges() {
+    let mut rig = Rig::with_config(config());
+    rig.all_ok([attach(1, 1)]);
+    let ranges: Vec<_> = (0..4).map(|number| (number * STEP, STEP / 2)).collect();
+    let (short, long) = (map_list(1, 0, BOTH, &ranges[..2]), map_list(1, 0, BOTH, &ranges[..3]));
+    rig.engine.interrupt().want(true);
+    rig.all_ok([short, unmap(1, 0, STEP - 1)]);
+    assert!(is_left(&mut rig, &long));
+    assert!(rig.mapper(1).is_empty());
+    assert_eq!(rig.engine.counters().host_maps, 4, "the third range was mapped");
+    rig.engine.interrupt().want(false);
+    assert!(!is_left(&mut rig, &long));
+    rig.assert_reset_cleans_host();
+}
+
+#[test]
 fn mapping_in_progress_is_undone_when_interrupted() {
     let mut rig = Rig::with_config(config());
     rig.all_ok([attach(1, 1)]);
