@@ -6,7 +6,10 @@ use carom_integration::harness::guest_test;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Kernel};
 
-use crate::support::{SITE, run};
+use crate::support::{SITE, number, run};
+
+/// Shell line that prints the maximum size in KiB of a request to the drive.
+const LIMIT: &str = "echo CAROM-LIMIT $(cat /sys/block/nvme0n1/queue/max_hw_sectors_kb)\n";
 
 /// Shell lines that write blocks of 512 KiB, and read them back and check them. Then they make the VMM report its counters.
 const LARGE: &str = r"
@@ -23,11 +26,12 @@ sleep 0.5
 fn large_buffers_take_few_requests(kernel: Kernel) {
     let guest = Guest::new("map-lists").kernel(kernel).iommu_device(&SITE.nvme[0]).cmdline("iommu.strict=1");
 
-    let outcome = run(&guest.job(&format!("{WAIT_FOR_NVME}{LARGE}")));
+    let outcome = run(&guest.job(&format!("{WAIT_FOR_NVME}{LIMIT}{LARGE}")));
 
     workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
     let counters = outcome.counters[0];
     println!("map-lists: {counters:?}");
+    assert!(number(&outcome, "CAROM-LIMIT") >= 512, "the driver splits blocks; console:\n{}", outcome.console);
     // The job writes and reads 64 blocks each. A block whose pages are adjacent in memory needs no list.
     let maps = counters.requests.maps();
     assert!(counters.requests.map_list >= 64 && maps < 4 * 128, "{counters:?}");
@@ -45,4 +49,14 @@ fn large_buffers_are_mapped_by_lists() {
 #[guest_test]
 fn newer_kernel_maps_large_buffers_by_lists() {
     large_buffers_take_few_requests(Kernel::Newer);
+}
+
+/// The guest bounces through its own pages. Larger requests would not bounce.
+#[guest_test]
+fn drives_in_a_domain_with_a_pool_get_small_requests() {
+    let guest = Guest::new("map-lists-pool").iommu_device(&SITE.nvme[0]).cmdline("iommu.strict=1 iommu.bounce=auto");
+
+    let outcome = run(&guest.job(&format!("{WAIT_FOR_NVME}{LIMIT}")));
+
+    assert_eq!(number(&outcome, "CAROM-LIMIT"), 128, "console:\n{}", outcome.console);
 }
