@@ -23,8 +23,8 @@ struct Flags {
 
 impl Interrupt {
     /// If `wanted` is true, interrupts long requests until the next call with false. The engine then interrupts MAP, MAP_LIST and
-    /// ATTACH requests that take more than one step. A write of 1 to `bypass` is interrupted in the same way, and leaves `bypass` unchanged. If a DETACH or
-    /// a device reset leaves an endpoint in bypass mode, the engine maps RAM for the endpoint later.
+    /// ATTACH requests that take more than one step. A write of 1 to `bypass` is interrupted in the same way, and leaves `bypass`
+    /// unchanged. If a DETACH or a device reset leaves an endpoint in bypass mode, the engine maps RAM for the endpoint later.
     pub fn want(&self, wanted: bool) {
         self.0.wanted.store(wanted, Ordering::Release);
     }

@@ -77,10 +77,22 @@ impl Rig {
         Self::with_config(engine_config())
     }
 
+    /// Creates a rig with endpoint 1 in domain 1.
+    fn attached() -> Self {
+        let mut rig = Self::new();
+        rig.all_ok([crate::test_utils::attach(1, 1)]);
+        rig
+    }
+
     /// Creates a rig whose driver did not accept bounce windows.
     fn standard() -> Self {
+        Self::without(feature::ANY_BOUNCE_WINDOW)
+    }
+
+    /// Creates a rig whose driver did not accept `features`.
+    fn without(features: u64) -> Self {
         let mut rig = Self::new();
-        rig.engine.accept_features(rig.engine.features() & !feature::ANY_BOUNCE_WINDOW);
+        rig.engine.accept_features(rig.engine.features() & !features);
         rig
     }
 

@@ -175,13 +175,13 @@ static uint32_t endpoint(uint32_t cpu)
  */
 static uint32_t request(uint32_t cpu, uint32_t at, uint32_t first)
 {
-	static const uint8_t types[] = { 1, 1, 2, 3, 3, 3, 3, 4, 4, 5, 0x40, 0x40, 0x41 };
-	static const uint8_t lens[] = { 20, 20, 20, 36, 36, 36, 36, 28, 28, 72, 28, 28, 28 };
+	static const uint8_t types[] = { 1, 1, 2, 3, 3, 3, 3, 4, 4, 5, 0x40, 0x40, 0x41, 0x42, 0x42 };
+	static const uint8_t lens[] = { 20, 20, 20, 36, 36, 36, 36, 28, 28, 72, 28, 28, 28, 88, 88 };
 	/* Most requests need an attached endpoint, so each batch begins with ATTACH requests. */
 	uint32_t kind = first ? 0 : below(cpu, sizeof(types)), len = lens[kind], i, start = iova(cpu);
 	uint32_t pages = 1 + below(cpu, below(cpu, 8) ? 4 : 512);
 
-	for (i = 0; i < 80; i += 4)
+	for (i = 0; i < 96; i += 4)
 		MEM32(at + i) = 0;
 	MEM8(at) = types[kind];
 	MEM32(at + 4) = types[kind] == 5 ? endpoint(cpu) : below(cpu, 4) ? 1 : below(cpu, 4);
@@ -200,6 +200,16 @@ static uint32_t request(uint32_t cpu, uint32_t at, uint32_t first)
 	case 4:
 		MEM32(at + 8) = start;
 		MEM32(at + 16) = start + pages * 0x1000 - 1;
+		break;
+	case 0x42:
+		/* The request has room for four ranges. */
+		MEM32(at + 8) = start;
+		MEM32(at + 16) = 1 + below(cpu, 7);
+		MEM32(at + 20) = below(cpu, 6);
+		for (i = 0; i < 4; i++) {
+			MEM32(at + 24 + 16 * i) = below(cpu, RAM_END >> 12) << 12;
+			MEM32(at + 32 + 16 * i) = (below(cpu, 16) ? 1 + below(cpu, 4) : pages - 1) << 12;
+		}
 		break;
 	default:
 		MEM32(at + 8) = types[kind] == 0x40 ? 1 + below(cpu, 3) : 0;

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 
-use iommu_bounce::spec::{Status, feature};
-use iommu_bounce::test_utils::{MapperProbe, RecordingMapper, attach, map, probe, unmap, window_add};
+use iommu_bounce::spec::{MAX_MAP_RANGES, MAX_REQUEST, Status, feature};
+use iommu_bounce::test_utils::{MapperProbe, RecordingMapper, attach, map, map_list, probe, unmap, window_add};
 use iommu_bounce::{DmaMapper, EngineConfig, Limits, MapError, MapperLimits, Permissions, UnmapError, WindowConfig};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, VolatileSlice};
 
@@ -274,6 +274,26 @@ const OK: u8 = Status::Ok as u8;
 const INDIRECT_DESC: u64 = 1 << 28;
 const EVENT_IDX: u64 = 1 << 29;
 const BASIC: u64 = feature::INPUT_RANGE | feature::DOMAIN_RANGE | feature::MAP_UNMAP | feature::PROBE;
+
+#[test]
+fn longest_map_list_is_served_in_one_buffer_or_in_several() {
+    let mut guest = Guest::running(BASIC | feature::MAP_LIST);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    let ranges = vec![(0x8000, 0x1000); MAX_MAP_RANGES];
+    let request = map_list(1, 0x10_0000, 1, &ranges);
+    assert_eq!(request.len(), MAX_REQUEST);
+    for pieces in [&[4120][..], &[24, 4096], &[1000, 1, 3119]] {
+        let (used, reply) = guest.send_split(&request, pieces, &[4]);
+        assert_eq!((used, reply[0]), (4, OK), "{pieces:?}");
+        assert!(guest.mapper.translate(0x1f_ffff).is_some(), "the last range is not mapped");
+        assert_eq!(guest.handle.counters().mapped_bytes, 0x10_0000);
+        assert_eq!(guest.simple(&unmap(1, 0x10_0000, 0x1f_ffff)), OK);
+    }
+    let too_long = map_list(1, 0x10_0000, 1, &vec![(0x8000, 0x1000); MAX_MAP_RANGES + 1]);
+    assert_eq!(guest.simple(&too_long), Status::Inval as u8);
+    assert_eq!(guest.simple(&request[..request.len() - 1]), Status::Inval as u8);
+    assert!(guest.mapper.is_empty());
+}
 
 #[test]
 fn guest_maps_and_unmaps_through_the_queue() {

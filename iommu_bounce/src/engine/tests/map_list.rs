@@ -6,16 +6,9 @@ use super::*;
 use crate::spec::{MAX_MAP_RANGES, feature};
 use crate::test_utils::*;
 
-/// Returns an engine with endpoint 1 in domain 1.
-fn attached() -> Rig {
-    let mut rig = Rig::new();
-    rig.all_ok([attach(1, 1)]);
-    rig
-}
-
 #[test]
 fn map_list_maps_its_ranges_one_after_the_other() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([map_list(1, 0x10_0000, READ, &[(0x5000, PAGE), (0x2000, 2 * PAGE), (0x9000, PAGE)])]);
     for (iova, gpa) in [(0x10_0123, 0x5123), (0x10_1123, 0x2123), (0x10_2123, 0x3123), (0x10_3123, 0x9123)] {
         let expected = (rig.ram.host_address(gpa), crate::Permissions::READ);
@@ -29,7 +22,7 @@ fn map_list_maps_its_ranges_one_after_the_other() {
 
 #[test]
 fn map_list_serves_every_endpoint_of_the_domain() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([attach(2, 1), map_list(1, 0, BOTH, &[(0, PAGE), (0x4000, PAGE)]), attach(3, 1)]);
     assert_eq!(rig.mapper(1).mappings(), rig.mapper(2).mappings());
     assert_eq!(rig.mapper(1).mappings(), rig.mapper(3).mappings());
@@ -37,7 +30,7 @@ fn map_list_serves_every_endpoint_of_the_domain() {
 
 #[test]
 fn unmap_removes_one_range_of_a_list_or_all() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([map_list(1, 0, BOTH, &[(0, PAGE), (0x4000, 2 * PAGE), (0x8000, PAGE)])]);
     assert_eq!(rig.status(&unmap(1, 0, 0x1fff)), RANGE, "it splits the second range");
     rig.all_ok([unmap(1, 0, 0xfff)]);
@@ -49,7 +42,7 @@ fn unmap_removes_one_range_of_a_list_or_all() {
 
 #[test]
 fn map_list_needs_one_to_256_ranges() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     assert_eq!(rig.status(&map_list(1, 0, BOTH, &[])), INVAL);
     let ranges = vec![(0x1000, PAGE); MAX_MAP_RANGES + 1];
     assert_eq!(rig.status(&map_list(1, 0, BOTH, &ranges)), INVAL);
@@ -60,7 +53,7 @@ fn map_list_needs_one_to_256_ranges() {
 
 #[test]
 fn map_list_that_is_shorter_than_its_count_is_invalid() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     let mut request = map_list(1, 0, BOTH, &[(0, PAGE), (0x4000, PAGE)]);
     request.truncate(request.len() - 1);
     assert_eq!(rig.status(&request), INVAL);
@@ -72,7 +65,7 @@ fn map_list_that_is_shorter_than_its_count_is_invalid() {
 
 #[test]
 fn failed_map_list_maps_nothing_and_gets_the_status_of_the_range() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([map(1, 0x2000, 0x2fff, 0, READ)]);
     let good = (0x5000, PAGE);
     let beyond = !0xfff;
@@ -101,7 +94,7 @@ fn failed_map_list_maps_nothing_and_gets_the_status_of_the_range() {
 
 #[test]
 fn host_failure_in_a_map_list_is_undone_in_every_endpoint() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([attach(2, 1), map(1, 0x3000, 0x3fff, 0x1000, READ)]);
     let list = map_list(1, 0, BOTH, &[(0, PAGE), (0x4000, PAGE), (0x8000, PAGE)]);
     for after in 0..3 {
@@ -117,7 +110,7 @@ fn host_failure_in_a_map_list_is_undone_in_every_endpoint() {
 
 #[test]
 fn undone_range_that_the_host_keeps_is_stuck() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.mapper(1).fail_map(1);
     rig.mapper(1).refuse_unmaps(true);
     let list = map_list(1, 0, BOTH, &[(0, PAGE), (0x4000, PAGE)]);
@@ -131,9 +124,7 @@ fn undone_range_that_the_host_keeps_is_stuck() {
 
 #[test]
 fn map_list_is_not_answered_unless_its_feature_is_accepted() {
-    let mut rig = Rig::new();
-    rig.engine.reset();
-    rig.engine.accept_features(rig.engine.features() & !feature::MAP_LIST);
+    let mut rig = Rig::without(feature::MAP_LIST);
     rig.all_ok([attach(1, 1)]);
     assert!(rig.is_unknown(&map_list(1, 0, BOTH, &[(0, PAGE)])));
     assert!(rig.mapper(1).is_empty());
@@ -141,9 +132,7 @@ fn map_list_is_not_answered_unless_its_feature_is_accepted() {
 
 #[test]
 fn map_list_without_map_and_unmap_is_not_supported() {
-    let mut rig = Rig::new();
-    rig.engine.reset();
-    rig.engine.accept_features(rig.engine.features() & !feature::MAP_UNMAP);
+    let mut rig = Rig::without(feature::MAP_UNMAP);
     rig.all_ok([attach(1, 1)]);
     assert_eq!(rig.status(&map_list(1, 0, BOTH, &[(0, PAGE)])), UNSUPP);
 }

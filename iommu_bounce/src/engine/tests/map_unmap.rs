@@ -8,17 +8,10 @@ use super::*;
 use crate::test_utils::*;
 use crate::{Limits, Permissions};
 
-/// Returns an engine with endpoint 1 in domain 1.
-fn attached() -> Rig {
-    let mut rig = Rig::new();
-    rig.all_ok([attach(1, 1)]);
-    rig
-}
-
 #[test]
 fn map_gives_access_to_the_memory_with_its_permissions() {
     for (flags, permissions) in [(READ, Permissions::READ), (WRITE, Permissions::WRITE), (BOTH, Permissions::all())] {
-        let mut rig = attached();
+        let mut rig = Rig::attached();
         rig.all_ok([map(1, 0x10_0000, 0x10_1fff, 0x5000, flags)]);
         let reached = rig.mapper(1).translate(0x10_1234);
         let expected = rig.ram.host_address(0x6234);
@@ -29,7 +22,7 @@ fn map_gives_access_to_the_memory_with_its_permissions() {
 
 #[test]
 fn map_serves_every_endpoint_of_the_domain_and_no_other() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([attach(2, 1), attach(3, 2), map(1, 0, 0xfff, 0, READ)]);
     assert_eq!(rig.mapper(1).mappings(), rig.mapper(2).mappings());
     assert!(rig.mapper(3).is_empty());
@@ -39,7 +32,7 @@ fn map_serves_every_endpoint_of_the_domain_and_no_other() {
 
 #[test]
 fn unaligned_map_is_out_of_range() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     assert_eq!(rig.status(&map(1, 0x800, 0xfff, 0, READ)), RANGE);
     assert_eq!(rig.status(&map(1, 0, 0xffe, 0, READ)), RANGE);
     assert_eq!(rig.status(&map(1, 0, 0x1000, 0, READ)), RANGE);
@@ -49,7 +42,7 @@ fn unaligned_map_is_out_of_range() {
 
 #[test]
 fn map_outside_the_input_range_is_out_of_range() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     let end = 1 << 48;
     assert_eq!(rig.status(&map(1, end, end + 0xfff, 0, READ)), RANGE);
     assert_eq!(rig.status(&map(1, end - PAGE, end + 0xfff, 0, READ)), RANGE);
@@ -59,7 +52,7 @@ fn map_outside_the_input_range_is_out_of_range() {
 
 #[test]
 fn map_over_the_msi_window_is_out_of_range() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     let window = 0xfee0_0000;
     assert_eq!(rig.status(&map(1, window, window + 0xfff, 0, READ)), RANGE);
     let around = map(1, window - PAGE, window + 0xfff, 0, READ);
@@ -69,7 +62,7 @@ fn map_over_the_msi_window_is_out_of_range() {
 
 #[test]
 fn map_or_unmap_that_touches_the_aperture_is_out_of_range() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     let end = APERTURE + APERTURE_CHUNKS * CHUNK;
     let touching = [
         (APERTURE, APERTURE + 0xfff),
@@ -99,7 +92,7 @@ fn without_bounce_windows_the_aperture_is_like_any_address() {
 
 #[test]
 fn flags_that_are_unknown_or_none_are_invalid() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     // 4 is the MMIO flag, which needs the feature MMIO. The device does not offer this feature.
     for flags in [0, 4, 4 | BOTH, 8 | READ, 1 << 31 | BOTH] {
         assert_eq!(rig.status(&map(1, 0, 0xfff, 0, flags)), INVAL);
@@ -108,7 +101,7 @@ fn flags_that_are_unknown_or_none_are_invalid() {
 
 #[test]
 fn map_that_ends_before_it_starts_is_invalid() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     assert_eq!(rig.status(&map(1, 0x1000, 0xfff, 0, READ)), INVAL);
     assert_eq!(rig.status(&map(1, 0x2000, 0xfff, 0, READ)), INVAL);
     assert_eq!(rig.status(&unmap(1, 0x1000, 0xfff)), INVAL);
@@ -116,7 +109,7 @@ fn map_that_ends_before_it_starts_is_invalid() {
 
 #[test]
 fn map_outside_ram_is_invalid() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     assert_eq!(rig.status(&map(1, 0, 0xfff, RAM_END, READ)), INVAL);
     // The range starts in RAM and ends outside.
     assert_eq!(rig.status(&map(1, 0, 0x1fff, RAM_END - PAGE, READ)), INVAL);
@@ -129,7 +122,7 @@ fn map_outside_ram_is_invalid() {
 
 #[test]
 fn map_over_a_mapping_is_invalid() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([map(1, 0x2000, 0x3fff, 0, READ)]);
     for (start, last) in
         [(0x2000, 0x3fff), (0x2000, 0x2fff), (0x3000, 0x3fff), (0x1000, 0x2fff), (0x3000, 0x4fff), (0x1000, 0x4fff)]
@@ -141,7 +134,7 @@ fn map_over_a_mapping_is_invalid() {
 
 #[test]
 fn requests_on_a_domain_that_does_not_exist_are_no_entry() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     assert_eq!(rig.status(&map(2, 0, 0xfff, 0, READ)), NOENT);
     assert_eq!(rig.status(&unmap(2, 0, 0xfff)), NOENT);
 }
@@ -167,7 +160,7 @@ fn mappings_have_a_limit() {
 
 #[test]
 fn map_across_regions_of_ram_maps_each_part() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     let gpa = SECOND_REGION - 2 * PAGE;
     rig.all_ok([map(1, 0x10_0000, 0x10_3fff, gpa, WRITE)]);
     assert_eq!(rig.mapper(1).mappings().len(), 2);
@@ -198,7 +191,7 @@ fn unmap_follows_the_examples_of_the_specification() {
         (&[page(0, 4), page(10, 14)], page(0, 14), OK, 0),
     ];
     for (place, (mappings, (start, last), status, left)) in cases.into_iter().enumerate() {
-        let mut rig = attached();
+        let mut rig = Rig::attached();
         for (start, last) in mappings {
             rig.all_ok([map(1, *start, *last, 0, READ)]);
         }
@@ -210,7 +203,7 @@ fn unmap_follows_the_examples_of_the_specification() {
 
 #[test]
 fn unmap_that_splits_at_either_end_removes_nothing() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([map(1, 0x1000, 0x2fff, 0, READ), map(1, 0x3000, 0x3fff, 0, READ), map(1, 0x5000, 0x6fff, 0, READ)]);
     for (start, last) in [
         (0x2000, 0x3fff),
@@ -231,14 +224,14 @@ fn unmap_that_splits_at_either_end_removes_nothing() {
 
 #[test]
 fn unmap_range_may_exceed_mappings_and_be_unaligned() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([map(1, 0x1000, 0x1fff, 0, READ), unmap(1, 0xff1, 0x2003)]);
     assert!(rig.mapper(1).is_empty());
 }
 
 #[test]
 fn adjacent_mappings_are_unmapped_by_one_host_call() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([attach(2, 1)]);
     for page in [1, 2, 3, 5, 6] {
         rig.all_ok([map(1, page * PAGE, page * PAGE + 0xfff, 0, READ)]);
@@ -251,7 +244,7 @@ fn adjacent_mappings_are_unmapped_by_one_host_call() {
 
 #[test]
 fn unmap_with_reserved_bytes_is_invalid() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([map(1, 0, 0xfff, 0, READ)]);
     let mut request = unmap(1, 0, 0xfff);
     request[27] = 1;
@@ -309,7 +302,7 @@ fn map_near_the_end_of_all_addresses_does_not_wrap() {
 
 #[test]
 fn peak_stays_when_mappings_are_removed() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([map(1, 0, 0x3fff, 0, READ), unmap(1, 0, 0x3fff)]);
     rig.all_ok([map(1, 0, 0xfff, 0, READ)]);
     let counters = rig.engine.counters();

@@ -7,16 +7,9 @@ use super::*;
 use crate::test_utils::*;
 use crate::{Permissions, spec};
 
-/// Returns an engine with endpoint 1 in domain 1.
-fn attached() -> Rig {
-    let mut rig = Rig::new();
-    rig.all_ok([attach(1, 1)]);
-    rig
-}
-
 #[test]
 fn add_maps_a_chunk_for_every_endpoint() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([attach(2, 1), attach(3, 2)]);
     let reply = rig.send(&window_add(1, WRITE, APERTURE + CHUNK));
     assert_eq!(reply.len(), spec::WINDOW_ADD_REPLY);
@@ -42,7 +35,7 @@ fn high() -> Rig {
 #[test]
 fn window_above_4_gib_has_its_own_feature_in_version_2_only() {
     let windows = |rig: &Rig| rig.engine.features() & feature::ANY_BOUNCE_WINDOW;
-    assert_eq!(windows(&attached()), feature::BOUNCE_WINDOW | feature::BOUNCE_WINDOW_V2);
+    assert_eq!(windows(&Rig::attached()), feature::BOUNCE_WINDOW | feature::BOUNCE_WINDOW_V2);
     let mut rig = high();
     assert_eq!(windows(&rig), feature::BOUNCE_WINDOW | feature::BOUNCE_WINDOW_V2_HIGH);
     let start = rig.engine.config_space()[spec::config::WINDOW_IOVA_START..][..8].to_vec();
@@ -95,7 +88,7 @@ fn driver_that_accepts_two_versions_uses_the_later_one() {
 
 #[test]
 fn chunks_of_different_domains_are_different() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([attach(2, 2)]);
     let first = rig.add_chunk(1, APERTURE);
     let second = rig.add_chunk(2, APERTURE);
@@ -106,7 +99,7 @@ fn chunks_of_different_domains_are_different() {
 
 #[test]
 fn window_del_releases_the_chunk() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([attach(2, 1)]);
     rig.add_chunk(1, APERTURE);
     rig.add_chunk(1, APERTURE + CHUNK);
@@ -121,14 +114,14 @@ fn window_del_releases_the_chunk() {
 
 #[test]
 fn unknown_domain_is_no_entry() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     assert_eq!(rig.status(&window_add(2, BOTH, APERTURE)), NOENT);
     assert_eq!(rig.status(&window_del(2, APERTURE)), NOENT);
 }
 
 #[test]
 fn window_del_of_an_unknown_chunk_is_no_entry() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.add_chunk(1, APERTURE);
     assert_eq!(rig.status(&window_del(1, APERTURE + CHUNK)), NOENT);
     rig.all_ok([window_del(1, APERTURE)]);
@@ -137,7 +130,7 @@ fn window_del_of_an_unknown_chunk_is_no_entry() {
 
 #[test]
 fn iova_that_is_unaligned_or_outside_is_out_of_range() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.add_chunk(1, APERTURE);
     let end = APERTURE + APERTURE_CHUNKS * CHUNK;
     for iova in [APERTURE + 1, APERTURE + CHUNK / 2, APERTURE - CHUNK, end, 0, u64::MAX] {
@@ -149,7 +142,7 @@ fn iova_that_is_unaligned_or_outside_is_out_of_range() {
 
 #[test]
 fn reserved_fields_and_flags_are_invalid() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     for flags in [0, 4, 7, 1 << 31 | READ] {
         assert_eq!(rig.status(&window_add(1, flags, APERTURE)), INVAL);
     }
@@ -169,7 +162,7 @@ fn reserved_fields_and_flags_are_invalid() {
 
 #[test]
 fn window_add_at_an_existing_chunk_is_invalid() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.add_chunk(1, APERTURE);
     assert_eq!(rig.status(&window_add(1, BOTH, APERTURE)), INVAL);
     assert_eq!(rig.chunks.backed(), 1);
@@ -177,7 +170,7 @@ fn window_add_at_an_existing_chunk_is_invalid() {
 
 #[test]
 fn budget_applies_to_all_domains_together() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.all_ok([attach(2, 2)]);
     for place in 0..BUDGET_CHUNKS / 2 {
         rig.add_chunk(1, APERTURE + place * CHUNK);
@@ -191,7 +184,7 @@ fn budget_applies_to_all_domains_together() {
 
 #[test]
 fn lowered_budget_keeps_chunks_but_backs_no_more() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.add_chunk(1, APERTURE);
     rig.add_chunk(1, APERTURE + CHUNK);
     assert!(rig.engine.set_budget(CHUNK).expect("it fits"));
@@ -205,7 +198,7 @@ fn lowered_budget_keeps_chunks_but_backs_no_more() {
 
 #[test]
 fn raised_budget_allows_chunks_up_to_the_region_size() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     let region = u64::from(REGION_CHUNKS) * CHUNK;
     let error = rig.engine.set_budget(region + 1).expect_err("it is too large");
     assert!(error.to_string().contains("the size of the shared region"));
@@ -219,7 +212,7 @@ fn raised_budget_allows_chunks_up_to_the_region_size() {
 
 #[test]
 fn budget_below_one_chunk_backs_none() {
-    let mut rig = attached();
+    let mut rig = Rig::attached();
     rig.engine.set_budget(CHUNK - 1).expect("it fits");
     assert_eq!(rig.status(&window_add(1, BOTH, APERTURE)), NOMEM);
 }

@@ -18,7 +18,7 @@ use crate::tables::TABLES;
 pub(crate) struct Results {
     pub(crate) machine: Machine,
     pub(crate) versions: BTreeMap<String, String>,
-    /// Selection of cells: `quick`, `plain` or `all-cells`. If busy loops ran, their number follows: `plain beside 2` means two loops.
+    /// Selection of cells: `quick`, `plain` or `all-cells`. If busy loops ran, their number follows.
     pub(crate) scope: String,
     /// Maximum number of rounds of a table. All tables finish a round before any table starts the next round.
     pub(crate) rounds: u32,
