@@ -107,6 +107,15 @@ impl Map {
 }
 
 impl Op {
+    /// True for a MAP_LIST, even for a truncated one.
+    pub(crate) fn is_list(&self) -> bool {
+        match self {
+            Self::MapList { .. } => true,
+            Self::Truncated { op, .. } => op.is_list(),
+            _ => false,
+        }
+    }
+
     /// Returns the device-readable part of the request, or `None` if the event is not a request.
     pub(crate) fn request(&self) -> Option<Vec<u8>> {
         let iova = |page: u64| FIRST_IOVA + page * PAGE;
