@@ -16,8 +16,7 @@
  *    them. So the pool's size follows the amount of DMA in flight. The last chunk of a kind and
  *    size stays longer, to serve the next burst.
  *  - When the budget is lowered below the memory in use, idle chunks are given back at once. Other
- *    chunks are given back when their last slot returns. See dma-bounce-share.c for how pools share
- *    the memory of one provider.
+ *    chunks follow when their last slot returns. dma-bounce-share.c says how pools share memory.
  *  - When the last device leaves a domain, the domain loses its windows, and all chunks are dead.
  */
 
@@ -476,10 +475,9 @@ static void pool_kill(struct dma_bounce_pool *pool)
 	dma_bounce_slots_flush(&pool->slots, true);
 	/* Wait for users that copy to or from a slot. */
 	synchronize_rcu();
-	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));) {
+	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));)
 		if (chunk->va && dma_bounce_chunk_unmap(pool, chunk))
 			pool->orphaned += dma_bounce_chunk_used(&pool->slots, chunk);
-	}
 	dma_bounce_pool_reap(pool);
 }
 
