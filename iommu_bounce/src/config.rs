@@ -106,6 +106,8 @@ pub struct WindowConfig {
     pub budget: u64,
     /// Advice to the driver: maximum size in bytes of a DMA that the driver should copy. 0 leaves the decision to the driver.
     pub threshold: u32,
+    /// The same advice for DMA that devices write. 0 stands for `threshold`.
+    pub threshold_write: u32,
 }
 
 /// Error in an engine configuration.

@@ -251,6 +251,7 @@ impl Engine {
             put(config::WINDOW_CHUNK_SIZE, &chunk.to_le_bytes());
             put(config::WINDOW_BUDGET, &windows.config.budget.to_le_bytes());
             put(config::BOUNCE_THRESHOLD, &windows.config.threshold.to_le_bytes());
+            put(config::BOUNCE_THRESHOLD_WRITE, &windows.config.threshold_write.to_le_bytes());
         }
         space
     }
@@ -501,6 +502,17 @@ impl Engine {
     pub fn set_threshold(&mut self, bytes: u32) -> Result<bool, ConfigError> {
         let windows = self.windows.as_mut().ok_or(ConfigError::NoWindows)?;
         let before = std::mem::replace(&mut windows.config.threshold, bytes);
+        Ok(before != bytes && self.active_windows().is_some())
+    }
+
+    /// Changes the threshold for DMA that devices write. 0 stands for the threshold of [`set_threshold`](Self::set_threshold). Returns
+    /// `Ok(true)` if the VMM must notify the driver of a configuration change.
+    ///
+    /// # Errors
+    /// [`ConfigError::NoWindows`] without bounce windows.
+    pub fn set_threshold_write(&mut self, bytes: u32) -> Result<bool, ConfigError> {
+        let windows = self.windows.as_mut().ok_or(ConfigError::NoWindows)?;
+        let before = std::mem::replace(&mut windows.config.threshold_write, bytes);
         Ok(before != bytes && self.active_windows().is_some())
     }
 

@@ -185,6 +185,9 @@ pub mod config {
     pub const WINDOW_BUDGET: usize = 64;
     /// le32: maximum size of a DMA that the driver is advised to copy. 0 leaves the decision to the driver.
     pub const BOUNCE_THRESHOLD: usize = 72;
+    /// le32: maximum size of a DMA that the driver is advised to copy if the device of the DMA writes the memory. 0 stands for
+    /// [`BOUNCE_THRESHOLD`].
+    pub const BOUNCE_THRESHOLD_WRITE: usize = 76;
     /// Size of the structure with the bounce window extension.
     pub const WINDOW_SIZE: usize = 80;
 }

@@ -54,6 +54,9 @@ pub struct WindowState {
     pub budget: u64,
     /// Maximum size in bytes of a DMA that the driver is advised to copy.
     pub threshold: u32,
+    /// The same for DMA that devices write. 0 stands for `threshold`. Older states do not have this field.
+    #[serde(default)]
+    pub threshold_write: u32,
     /// First and last IOVA of the aperture, which the driver has read and keeps using. `None` in older states, which do not have
     /// this field.
     #[serde(default)]

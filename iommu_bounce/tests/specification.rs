@@ -157,6 +157,7 @@ fn configuration_has_the_same_layout_everywhere() {
         ("window_chunk_size", config::WINDOW_CHUNK_SIZE),
         ("window_budget", config::WINDOW_BUDGET),
         ("bounce_threshold", config::BOUNCE_THRESHOLD),
+        ("bounce_threshold_write", config::BOUNCE_THRESHOLD_WRITE),
     ] {
         assert_eq!(config::STANDARD_SIZE + proposed[name], offset, "{name} in the proposal");
         // In the guest's header, the standard structure is the first field of the structure.

@@ -58,6 +58,11 @@ impl Engine {
         self.windows.as_ref().map_or(0, |windows| windows.config.threshold)
     }
 
+    /// Returns the same advice for DMA that devices write. 0 stands for [`threshold`](Self::threshold).
+    pub fn threshold_write(&self) -> u32 {
+        self.windows.as_ref().map_or(0, |windows| windows.config.threshold_write)
+    }
+
     /// Returns the size of a chunk in bytes, or 0 without bounce windows.
     pub fn chunk_size(&self) -> u64 {
         self.windows.as_ref().map_or(0, |windows| windows.chunk_size())

@@ -16,6 +16,7 @@ impl Engine {
         let window = self.windows.as_ref().map(|Windows { config, .. }| WindowState {
             budget: config.budget,
             threshold: config.threshold,
+            threshold_write: config.threshold_write,
             aperture: Some(config.aperture.clone().into_inner()),
         });
         let domains = self.domains.iter().map(|(&id, domain)| {
@@ -118,6 +119,7 @@ impl Engine {
             let refused = |error: crate::ConfigError| RestoreError::Window(error.to_string());
             self.set_budget(window.budget).map_err(refused)?;
             self.set_threshold(window.threshold).map_err(refused)?;
+            self.set_threshold_write(window.threshold_write).map_err(refused)?;
         }
         // Lift the cap for a moment: if the cap was lowered, the saved mappings may exceed it.
         self.config.limits.max_mapped_bytes = u64::MAX;

@@ -59,6 +59,7 @@ fn window_config() -> WindowConfig {
         aperture: APERTURE..=APERTURE + APERTURE_CHUNKS * CHUNK - 1,
         budget: BUDGET_CHUNKS * CHUNK,
         threshold: 0x4000,
+        threshold_write: 0x2000,
     }
 }
 

@@ -27,7 +27,12 @@ fn engine() -> (Engine, Host) {
     let store = TestChunks::new(CHUNK, 4);
     let mut host = Host { mappers: Vec::new(), group: TestGroup::default(), chunks: store.probe(), ram: None };
     let config = EngineConfig {
-        window: Some(WindowConfig { aperture: APERTURE..=APERTURE + 8 * CHUNK - 1, budget: BUDGET, threshold: 0 }),
+        window: Some(WindowConfig {
+            aperture: APERTURE..=APERTURE + 8 * CHUNK - 1,
+            budget: BUDGET,
+            threshold: 0,
+            threshold_write: 0,
+        }),
         ..EngineConfig::default()
     };
     let ram = TestRam::new(&[(0, 0x8000), (0x8000, 0x8000)]).with_device(DEVICE, 0x4000, false);

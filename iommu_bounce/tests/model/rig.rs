@@ -47,6 +47,7 @@ impl Rig {
                 aperture: APERTURE..=APERTURE + APERTURE_CHUNKS * CHUNK - 1,
                 budget: FIRST_BUDGET,
                 threshold: 0,
+                threshold_write: 0,
             }),
             ..EngineConfig::default()
         };

@@ -141,7 +141,12 @@ fn window(
     let PciHole { aperture: hole, .. } = PciHole::of(config.payload.firmware.is_some());
     let behind = behind_ram(&config.memory.booted_with(ram_size));
     let (end, size) = (*input_range.end(), hole.end() - hole.start() + 1);
-    let threshold = bounce.threshold.unwrap_or(0);
+    let of = |aperture| WindowConfig {
+        aperture,
+        budget: bounce.size,
+        threshold: bounce.threshold.unwrap_or(0),
+        threshold_write: 0,
+    };
     let places = match bounce.aperture {
         Aperture::Auto => vec![hole.clone(), behind..=end],
         Aperture::Low => vec![hole.clone()],
@@ -149,7 +154,7 @@ fn window(
     };
     // If this VM cannot have the saved aperture, choose another aperture. Restoring the saved state fails later in this case.
     if let Some(was) = was.filter(|was| can_be(was, &places, size, limits)) {
-        return Ok(WindowConfig { aperture: was.clone(), budget: bounce.size, threshold });
+        return Ok(of(was.clone()));
     }
     let low = || common_limits::window_aperture(&hole, limits);
     let high = || (behind <= end).then(|| common_limits::first_aperture(&(behind..=end), size, limits)).flatten();
@@ -182,7 +187,7 @@ fn window(
             "the host leaves no room for bounce windows below 4 GiB, so the windows start at {start:#x}: the guest's driver must support windows above 4 GiB"
         );
     }
-    Ok(WindowConfig { aperture, budget: bounce.size, threshold })
+    Ok(of(aperture))
 }
 
 /// True if a VM can have this aperture. The aperture must lie in one of `places`, have at most `most` bytes, and consist of whole chunks.

@@ -98,7 +98,12 @@ impl Machine {
         let memory = Ram::from_ranges(&[(GuestAddress(0), RAM)]).expect("the RAM is small");
         let memory = Arc::new(memory);
         let platform = Arc::new(Platform::default());
-        let window = WindowConfig { aperture: APERTURE..=APERTURE + 8 * CHUNK - 1, budget: 3 * CHUNK, threshold: 0 };
+        let window = WindowConfig {
+            aperture: APERTURE..=APERTURE + 8 * CHUNK - 1,
+            budget: 3 * CHUNK,
+            threshold: 0,
+            threshold_write: 0,
+        };
         let params = IommuParams {
             id: "_iommu".into(),
             memory: memory.clone(),

@@ -29,6 +29,8 @@ pub struct IommuStatus {
     pub budget: u64,
     /// Advised maximum size of bounced DMA, in bytes. If the value is 0, the driver chooses the maximum size.
     pub threshold: u32,
+    /// The same for DMA that devices write. 0 stands for `threshold`.
+    pub threshold_write: u32,
     /// Maximum number of bytes of guest RAM that may be mapped. `None` means no limit.
     pub max_mapped_bytes: Option<u64>,
     /// Size of a chunk in bytes.
@@ -221,6 +223,17 @@ impl IommuHandle {
         Ok(())
     }
 
+    /// Changes the advised maximum size of bounced DMA that devices write, in bytes. 0 stands for the size of
+    /// [`set_threshold`](Self::set_threshold). If the driver uses bounce windows, notifies the driver.
+    ///
+    /// # Errors
+    /// The device has no bounce windows.
+    pub fn set_threshold_write(&self, bytes: u32) -> Result<(), ConfigError> {
+        let notify = lock(&self.engine).set_threshold_write(bytes)?;
+        self.interrupt.config_changed(notify);
+        Ok(())
+    }
+
     /// Changes the maximum number of bytes of guest RAM that may be mapped. `None` removes the limit. The driver is not notified. A MAP
     /// request that exceeds the limit fails.
     ///
@@ -250,6 +263,7 @@ fn status_of(engine: &Engine, held_window_bytes: u64, poll_stalls: Histogram) ->
         counters: engine.counters(),
         budget: engine.budget(),
         threshold: engine.threshold(),
+        threshold_write: engine.threshold_write(),
         max_mapped_bytes: engine.max_mapped_bytes(),
         chunk_size: engine.chunk_size(),
         held_window_bytes,

@@ -72,7 +72,7 @@ struct Guest {
 
 fn params(memory: &Arc<Ram>, msi: &Arc<FakeMsi>, slots: &Arc<FakeSlots>, windows: bool) -> IommuParams {
     let aperture = APERTURE..=APERTURE + 16 * CHUNK - 1;
-    let window = windows.then_some(WindowConfig { aperture, budget: 4 * CHUNK, threshold: 0 });
+    let window = windows.then_some(WindowConfig { aperture, budget: 4 * CHUNK, threshold: 0, threshold_write: 0 });
     IommuParams {
         id: "_iommu".into(),
         memory: memory.clone(),
@@ -550,6 +550,7 @@ fn plain_device_offers_no_window() {
     assert_eq!(guest.config_u64(40), 0);
     assert!(guest.handle.set_budget(CHUNK).is_err());
     assert!(guest.handle.set_threshold(1).is_err());
+    assert!(guest.handle.set_threshold_write(1).is_err());
     assert_eq!(guest.handle.held_window_bytes(), 0);
 }
 

@@ -165,7 +165,7 @@ fn window_fields_follow_the_standard_configuration() {
     assert_eq!(space[56..64], CHUNK.to_le_bytes());
     assert_eq!(space[64..72], (4 * CHUNK).to_le_bytes());
     assert_eq!(space[72..76], 0x4000u32.to_le_bytes());
-    assert_eq!(space[76..80], [0; 4]);
+    assert_eq!(space[76..80], 0x2000u32.to_le_bytes());
 }
 
 /// Returns the properties of a PROBE reply as (subtype, start, end), parsed as a driver does.

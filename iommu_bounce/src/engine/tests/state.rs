@@ -48,6 +48,23 @@ fn restored_engine_and_host_are_the_same() {
 }
 
 #[test]
+fn state_without_a_threshold_for_writes_restores_zero() {
+    let mut old = Rig::attached();
+    assert!(old.engine.set_threshold_write(0x3000).expect("there are windows"));
+    let mut state = serde_json::to_value(old.engine.state()).expect("states can be serialized");
+    let restored = |state: &serde_json::Value| {
+        let mut new = Rig::new();
+        new.engine.reset();
+        new.engine.restore(&serde_json::from_value(state.clone()).expect("it is a state")).expect("it is valid");
+        (new.engine.threshold(), new.engine.threshold_write())
+    };
+    assert_eq!(restored(&state), (0x4000, 0x3000));
+    // States of earlier releases do not have the field.
+    assert!(state["window"].as_object_mut().unwrap().remove("threshold_write").is_some());
+    assert_eq!(restored(&state), (0x4000, 0));
+}
+
+#[test]
 fn state_that_is_refused_leaves_a_fresh_engine() {
     type Spoil = fn(&mut EngineState);
     let cases: [(Spoil, &str); 15] = [

@@ -223,9 +223,14 @@ fn config_change_is_notified_only_if_changed_and_negotiated() {
     assert!(!rig.engine.set_budget(BUDGET_CHUNKS * CHUNK).expect("it fits"));
     assert!(rig.engine.set_threshold(1).expect("there are windows"));
     assert!(!rig.engine.set_threshold(1).expect("there are windows"));
+    assert!(rig.engine.set_threshold_write(2).expect("there are windows"));
+    assert!(!rig.engine.set_threshold_write(2).expect("there are windows"));
+    assert_eq!(rig.engine.config_space()[72..80], [1, 0, 0, 0, 2, 0, 0, 0]);
+    assert_eq!((rig.engine.threshold(), rig.engine.threshold_write()), (1, 2));
     let mut standard = Rig::standard();
     assert!(!standard.engine.set_budget(CHUNK).expect("it fits"));
     assert!(!standard.engine.set_threshold(1).expect("there are windows"));
+    assert!(!standard.engine.set_threshold_write(2).expect("there are windows"));
     let space = standard.engine.config_space();
     assert_eq!(space[64..72], CHUNK.to_le_bytes(), "it has changed anyway");
 }

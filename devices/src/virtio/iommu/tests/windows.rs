@@ -116,6 +116,10 @@ fn changed_budget_notifies_only_a_driver_with_windows() {
         assert_eq!(guest.config_u64(72), 4096);
         guest.function.read_bar(0, 0x1000, &mut isr);
         assert_eq!(isr[0], isr_bits);
+        guest.handle.set_threshold_write(2048).unwrap();
+        assert_eq!(guest.config_u64(72), 4096 | 2048 << 32);
+        guest.function.read_bar(0, 0x1000, &mut isr);
+        assert_eq!(isr[0], isr_bits);
     }
     let guest = Guest::new(true);
     assert!(guest.handle.set_budget(9 * CHUNK).is_err(), "the budget exceeds the region");

@@ -32,7 +32,8 @@ struct virtio_iommu_window_config {
 	__le64					window_budget;
 	/* Maximum size that the device advises to copy, 0 if it does not know. Can change. */
 	__le32					bounce_threshold;
-	__le32					reserved;
+	/* The same for memory that endpoints write, 0 if it is bounce_threshold. Can change. */
+	__le32					bounce_threshold_write;
 };
 
 /* Request types */
