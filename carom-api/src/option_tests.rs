@@ -51,8 +51,11 @@ const SPELLINGS: &str = r#"
 --console iommu=on,tty => {"mode": "Tty", "iommu": true}
 --console file=/f => {"mode": "File", "file": "/f"}
 --console socket=/s => {"mode": "Socket", "socket": "/s"}
---iommu-bounce => {"size": 67108864, "max": 67108864, "threshold": null, "max_mapped": null, "hugepages": false, "aperture": "auto"}
---iommu-bounce size=32M,max=1G,threshold=64K,max_mapped=96M,hugepages=on => {"size": 33554432, "max": 1073741824, "threshold": 65536, "max_mapped": 100663296, "hugepages": true}
+--iommu-bounce => {"size": 67108864, "max": 67108864, "threshold": null, "threshold_write": null, "max_mapped": null, "hugepages": false, "aperture": "auto"}
+--iommu-bounce size=32M,max=1G,threshold=64K,max_mapped=96M,hugepages=on => {"size": 33554432, "max": 1073741824, "threshold": 65536, "threshold_write": null, "max_mapped": 100663296, "hugepages": true}
+--iommu-bounce threshold=64K,threshold_write=16K => {"max": 67108864, "threshold": 65536, "threshold_write": 16384}
+--iommu-bounce threshold=auto,threshold_write=auto => {"max": 67108864, "threshold": null, "threshold_write": null}
+--iommu-bounce threshold_write=4K => {"max": 67108864, "threshold": null, "threshold_write": 4096}
 --iommu-bounce aperture=low,max=64M => {"aperture": "low", "max": 67108864}
 --cpus boot=2 => {"boot_vcpus": 2, "max_vcpus": 2}
 --cpus boot=4,max=4,topology=1:4:1:1,max_phys_bits=40,nested=off => {"boot_vcpus": 4, "max_vcpus": 4, "topology": {"threads_per_core": 1, "cores_per_die": 4, "dies_per_package": 1, "packages": 1}, "max_phys_bits": 40, "nested": false}
@@ -118,6 +121,7 @@ const MALFORMED: &str = r#"
 --fs tag=t,socket=/s,dax=on => --fs: unknown key 'dax'…
 --pmem size=2M => --pmem: 'file=' is required
 --iommu-bounce threshold=0 => --iommu-bounce threshold: '0' is neither 'auto' nor a size of 1 to 4294967295 bytes
+--iommu-bounce threshold_write=4G => --iommu-bounce threshold_write: '4G' is neither 'auto' nor a size of 1 to 4294967295 bytes
 --iommu-bounce aperture=4G => --iommu-bounce aperture: '4G' is not one of 'auto', 'low' or 'high'
 --rng iommu=yes => --rng iommu: 'yes' is neither 'on' nor 'off'
 --rng source=/x => --rng: unknown key 'source'…

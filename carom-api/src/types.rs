@@ -127,6 +127,9 @@ pub struct IommuBounce {
     /// Maximum bytes of a DMA that the guest is advised to bounce. 0 leaves the decision to the guest.
     #[schema(value_type = u64, maximum = 4_294_967_295_u64)]
     pub threshold: u32,
+    /// Maximum bytes of a DMA that the guest is advised to bounce if the device writes the memory. 0 stands for `threshold`.
+    #[schema(value_type = u64, maximum = 4_294_967_295_u64)]
+    pub threshold_write: u32,
     /// Maximum bytes of RAM that the guest can map for devices, not counting the windows. `null` means no limit.
     pub max_mapped: Option<u64>,
     /// Bytes of a chunk.
@@ -259,6 +262,10 @@ pub struct IommuBounceChange {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
     pub threshold: Option<u32>,
+    /// Maximum bytes of a DMA that the guest is advised to bounce if the device writes the memory. 0 stands for `threshold`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
+    pub threshold_write: Option<u32>,
     /// Maximum bytes of RAM that the guest can map for devices, not counting the windows: a multiple of 4096, or 0 for no limit. If
     /// existing mappings exceed the limit, they stay, and further MAP requests fail with NOMEM until the mapped bytes are below the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -276,7 +283,11 @@ impl IommuBounceChange {
         if let Some(rule) = max_mapped.and_then(IommuBounceConfig::mapped_rule) {
             return Err(ConfigError::new(Field::only("max_mapped"), rule));
         }
-        for (field, change) in [("budget", self.budget), ("threshold", self.threshold.map(u64::from))] {
+        for (field, change) in [
+            ("budget", self.budget),
+            ("threshold", self.threshold.map(u64::from)),
+            ("threshold_write", self.threshold_write.map(u64::from)),
+        ] {
             ensure(
                 change.is_none() || config.has_windows(),
                 Field::only(field),
@@ -295,6 +306,9 @@ impl IommuBounceChange {
         }
         if let Some(threshold) = self.threshold {
             config.threshold = Some(threshold).filter(|bytes| *bytes != 0);
+        }
+        if let Some(threshold) = self.threshold_write {
+            config.threshold_write = Some(threshold).filter(|bytes| *bytes != 0);
         }
         if self.max_mapped.is_some() {
             config.max_mapped = max_mapped;
@@ -393,7 +407,12 @@ mod tests {
     fn change_that_breaks_a_rule_changes_nothing() {
         for budget in [0, 1, (2 << 20) + 1, 66 << 20, u64::MAX] {
             let mut changed = config();
-            let wanted = IommuBounceChange { budget: Some(budget), threshold: Some(5), max_mapped: Some(8192) };
+            let wanted = IommuBounceChange {
+                budget: Some(budget),
+                threshold: Some(5),
+                threshold_write: Some(6),
+                max_mapped: Some(8192),
+            };
             let error = wanted.apply(&mut changed).unwrap_err().to_string();
             assert!(error.starts_with("budget: "), "{error}");
             assert_eq!(changed, config());
@@ -423,6 +442,9 @@ mod tests {
         let windows = IommuBounceChange { threshold: Some(0), ..Default::default() };
         let refused = windows.apply(&mut changed).unwrap_err().to_string();
         assert_eq!(refused, "threshold: the VM has no bounce windows: create the VM with an iommu_bounce.size above 0");
+        let windows = IommuBounceChange { threshold_write: Some(0), ..Default::default() };
+        let refused = windows.apply(&mut changed).unwrap_err().to_string();
+        assert!(refused.starts_with("threshold_write: the VM has no bounce windows"), "{refused}");
     }
 
     #[test]
@@ -434,6 +456,19 @@ mod tests {
         assert_eq!((changed.size, changed.threshold), (64 << 20, Some(4096)));
         IommuBounceChange { threshold: Some(0), ..Default::default() }.apply(&mut changed).unwrap();
         assert_eq!((changed.size, changed.threshold), (64 << 20, None));
+    }
+
+    #[test]
+    fn each_threshold_changes_alone_and_zero_resets_it() {
+        let mut changed = config();
+        let mut change = |threshold, threshold_write| {
+            IommuBounceChange { threshold, threshold_write, ..Default::default() }.apply(&mut changed).unwrap();
+            (changed.threshold, changed.threshold_write)
+        };
+        assert_eq!(change(Some(8192), Some(4096)), (Some(8192), Some(4096)));
+        assert_eq!(change(None, Some(1024)), (Some(8192), Some(1024)));
+        assert_eq!(change(Some(2048), None), (Some(2048), Some(1024)));
+        assert_eq!(change(None, Some(0)), (Some(2048), None));
     }
 
     #[test]

@@ -107,6 +107,10 @@ pub(crate) enum Verb {
         /// Maximum size of DMA that bounces: bytes with an optional K or M, or auto to let the guest decide
         #[arg(long, value_name = "auto|SIZE", value_parser = parse_threshold)]
         threshold: Option<u32>,
+        /// Maximum size of DMA that bounces if the device writes the memory: bytes with an optional K or M, or auto for the size of
+        /// --threshold
+        #[arg(long, value_name = "auto|SIZE", value_parser = parse_threshold)]
+        threshold_write: Option<u32>,
         /// Maximum RAM that the guest may map in addition to the windows: bytes with an optional K, M or G, or none for no limit
         #[arg(long, value_name = "none|SIZE", value_parser = parse_max_mapped)]
         max_mapped: Option<u64>,

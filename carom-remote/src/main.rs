@@ -115,11 +115,16 @@ fn run(cli: Cli) -> Result<(), RemoteError> {
         Verb::ResizeDisk { disk, size } => put("vm.resize-disk", Some(json!({"id": disk, "desired_size": size}))),
         Verb::Add(add) => put(add.operation, Some(json!(add.device))),
         Verb::RemoveDevice { id } => put("vm.remove-device", Some(json!({"id": id}))),
-        Verb::IommuBounce { budget: None, threshold: None, max_mapped: None } => {
+        Verb::IommuBounce { budget: None, threshold: None, threshold_write: None, max_mapped: None } => {
             show_json(&client()?.get("vm.iommu-bounce")?)
         }
-        Verb::IommuBounce { budget, threshold, max_mapped } => {
-            let change = json!({"budget": budget, "threshold": threshold, "max_mapped": max_mapped});
+        Verb::IommuBounce { budget, threshold, threshold_write, max_mapped } => {
+            let change = json!({
+                "budget": budget,
+                "threshold": threshold,
+                "threshold_write": threshold_write,
+                "max_mapped": max_mapped,
+            });
             put("vm.iommu-bounce", Some(change))
         }
         Verb::Top { interval, once } => top::run(&client()?, interval, once),

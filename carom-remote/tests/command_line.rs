@@ -33,6 +33,7 @@ fn mistakes_are_one_line_with_status_2() {
         (&["resize-disk", "--disk", "_disk0"], "--size"),
         (&["resize-disk", "--disk", "_disk0", "--size", "1Q"], "--size"),
         (&["iommu-bounce", "--threshold", "x"], "--threshold"),
+        (&["iommu-bounce", "--threshold-write", "5G"], "--threshold-write"),
     ] {
         let (status, output, said) = run(arguments);
         assert_eq!((status, output.as_str()), (2, ""), "{arguments:?}: {said}");

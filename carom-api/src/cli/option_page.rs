@@ -97,6 +97,7 @@ const NOT_IN_HELP: &[(&str, &str, &str)] = &[
 const DEFAULTS: &[(&str, &str, &str)] = &[
     ("--disk", "path", "required, except with `vhost_user=on`"),
     ("--iommu-bounce", "threshold", "`auto`"),
+    ("--iommu-bounce", "threshold_write", "`auto`"),
     ("--memory", "size", "`512M`"),
 ];
 

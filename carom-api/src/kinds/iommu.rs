@@ -32,6 +32,10 @@ pub struct IommuBounceConfig {
     /// Maximum size in bytes of a DMA that the guest is advised to bounce. By default, the guest's driver decides.
     #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
     pub threshold: Option<u32>,
+    /// Maximum size in bytes of a DMA that the guest is advised to bounce if the device writes the memory. By default, `threshold` also
+    /// applies to this DMA.
+    #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
+    pub threshold_write: Option<u32>,
     /// Maximum bytes of guest RAM that can be mapped for devices, not counting the windows: a positive multiple of 4096. A MAP
     /// request beyond the limit fails with NOMEM. By default, only the host limits the mappings.
     #[schema(minimum = 4096, multiple_of = 4096)]
@@ -75,7 +79,7 @@ impl IommuBounceConfig {
     pub const KIND: Kind = Kind {
         value: "size=SIZE,…",
         help: "Bounce windows of the virtio-iommu",
-        keys: "[size=64M][,max=SIZE][,threshold=auto|SIZE][,max_mapped=SIZE][,hugepages=on|off][,aperture=auto|low|high]",
+        keys: "[size=64M][,max=SIZE][,threshold=auto|SIZE][,threshold_write=auto|SIZE][,max_mapped=SIZE][,hugepages=on|off][,aperture=auto|low|high]",
         bare: Some(""),
         takes_slot: false,
         iommu: None,
@@ -138,18 +142,24 @@ impl KindConfig for IommuBounceConfig {
     }
 }
 
+/// Returns the size in bytes of a part `key`. `None` if the part is missing or `auto`.
+fn threshold(list: &OptionList, key: &'static str) -> Result<Option<u32>, ConfigError> {
+    let Some(value) = list.get(key).filter(|value| *value != "auto") else { return Ok(None) };
+    let bytes = list.read(key)?.and_then(|bytes: u64| u32::try_from(bytes).ok()).filter(|bytes| *bytes > 0);
+    ensure(bytes.is_some(), IommuBounceConfig::OPTION.key(key), || {
+        format!("'{value}' is neither 'auto' nor a size of 1 to 4294967295 bytes")
+    })?;
+    Ok(bytes)
+}
+
 impl FromOption for IommuBounceConfig {
     const OPTION: Field = Self::OPTION;
-    const SPECIAL: &'static [Special] = &[Special::By("threshold", &["threshold"])];
+    const SPECIAL: &'static [Special] =
+        &[Special::By("threshold", &["threshold"]), Special::By("threshold_write", &["threshold_write"])];
 
     fn finish(&mut self, list: &OptionList) -> Result<(), ConfigError> {
-        if let Some(value) = list.get("threshold").filter(|value| *value != "auto") {
-            let bytes = list.read("threshold")?.and_then(|bytes: u64| u32::try_from(bytes).ok());
-            self.threshold = bytes.filter(|bytes| *bytes > 0);
-            ensure(self.threshold.is_some(), Self::OPTION.key("threshold"), || {
-                format!("'{value}' is neither 'auto' nor a size of 1 to 4294967295 bytes")
-            })?;
-        }
+        self.threshold = threshold(list, "threshold")?;
+        self.threshold_write = threshold(list, "threshold_write")?;
         if list.get("max").is_none() {
             self.max = self.size;
         }

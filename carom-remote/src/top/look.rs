@@ -119,7 +119,7 @@ pub(crate) mod tests {
             "config": {"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}},
             "state": "Running", "memory_actual_size": 2_u64 << 30, "device_tree": {
                 "drive": {"id": "drive", "resources": [], "children": [], "pci_bdf": "0000:00:02.0"}},
-            "iommu_bounce": {"budget": 64 << 20, "max": 1 << 30, "threshold": 65536, "max_mapped": 96 << 20, "chunk_size": 2 << 20, "hugepages": false,
+            "iommu_bounce": {"budget": 64 << 20, "max": 1 << 30, "threshold": 65536, "threshold_write": 0, "max_mapped": 96 << 20, "chunk_size": 2 << 20, "hugepages": false,
                 "held_bytes": 12 << 20, "counters": {}, "windows": [{"domain": 1, "endpoints": ["0000:00:02.0"], "read_chunks": 1,
                 "write_chunks": 2, "read_write_chunks": 0, "bytes": 6 << 20}]}});
         let counters = json!({"_iommu": {"requests_map": maps, "mapped_bytes": 3 << 20, "window_bytes": 6 << 20,

@@ -46,7 +46,10 @@ fn summary(history: &History) -> Vec<String> {
         look.counter("host_errors"),
     );
     let windows = info.iommu_bounce.as_ref().filter(|bounce| bounce.max != 0).map(|bounce| {
-        let threshold = if bounce.threshold == 0 { "auto".into() } else { bytes(bounce.threshold.into()) };
+        let mut threshold = if bounce.threshold == 0 { "auto".into() } else { bytes(bounce.threshold.into()) };
+        if bounce.threshold_write != 0 {
+            threshold = format!("{threshold}, device writes {}", bytes(bounce.threshold_write.into()));
+        }
         format!(
             "windows {} of {} (max {})   held by the host {}   threshold {threshold}",
             bytes(look.counter("window_bytes")),

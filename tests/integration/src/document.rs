@@ -125,7 +125,7 @@ mod tests {
     fn properties_of_nested_and_combined_schemas_are_checked() {
         let report = |edit: fn(&mut Value)| {
             let mut body = json!({
-                "budget": 1, "max": 1, "threshold": 1, "chunk_size": 1, "hugepages": false, "held_bytes": 0, "counters": {},
+                "budget": 1, "max": 1, "threshold": 1, "threshold_write": 1, "chunk_size": 1, "hugepages": false, "held_bytes": 0, "counters": {},
                 "windows": [{"domain": 1, "endpoints": [], "read_chunks": 0, "write_chunks": 0, "read_write_chunks": 0, "bytes": 0}],
                 "domains": [], "endpoints": [], "request_latency": {}, "host_latency": {},
             });

@@ -163,6 +163,11 @@ fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
         "carom_iommu_bounce_threshold_bytes",
         "Maximum size of DMA that bounces; 0: the guest decides.",
         report.threshold.into(),
+    )?;
+    scrape.gauge(
+        "carom_iommu_bounce_threshold_write_bytes",
+        "Maximum size of DMA that bounces if the device writes the memory; 0: carom_iommu_bounce_threshold_bytes.",
+        report.threshold_write.into(),
     )
 }
 

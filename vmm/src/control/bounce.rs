@@ -20,6 +20,7 @@ pub(super) fn status(config: &IommuBounceConfig, status: Option<&IommuStatus>) -
         budget: config.size,
         max: config.max,
         threshold: config.threshold.unwrap_or(0),
+        threshold_write: config.threshold_write.unwrap_or(0),
         max_mapped: config.max_mapped,
         chunk_size: CHUNK_SIZE,
         hugepages: config.hugepages,

@@ -145,7 +145,7 @@ fn window(
         aperture,
         budget: bounce.size,
         threshold: bounce.threshold.unwrap_or(0),
-        threshold_write: 0,
+        threshold_write: bounce.threshold_write.unwrap_or(0),
     };
     let places = match bounce.aperture {
         Aperture::Auto => vec![hole.clone(), behind..=end],

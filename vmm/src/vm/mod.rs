@@ -300,6 +300,7 @@ impl Machine for Vm {
         let budget = change.budget.map_or(Ok(()), |bytes| iommu.set_budget(bytes));
         budget
             .and_then(|()| change.threshold.map_or(Ok(()), |bytes| iommu.set_threshold(bytes)))
+            .and_then(|()| change.threshold_write.map_or(Ok(()), |bytes| iommu.set_threshold_write(bytes)))
             .and_then(|()| {
                 let max_mapped = change.max_mapped.map(|bytes| Some(bytes).filter(|bytes| *bytes != 0));
                 max_mapped.map_or(Ok(()), |bytes| iommu.set_max_mapped_bytes(bytes))

@@ -326,15 +326,18 @@ fn bounce_windows_of_a_vm_that_is_not_booted_can_be_changed() {
     let (status, bounce) = carom.request("GET", "vm.iommu-bounce", None);
     assert_eq!((status, &bounce["budget"], &bounce["max"]), (200, &json!(64 << 20), &json!(1 << 30)));
     assert_eq!((&bounce["threshold"], &bounce["windows"]), (&json!(0), &json!([])));
+    assert_eq!(bounce["threshold_write"], 0);
 
     let change = |body: &Value| carom.request("PUT", "vm.iommu-bounce", Some(body));
     assert_eq!(change(&json!({"budget": 512 << 20, "threshold": 65536})).0, 204);
+    assert_eq!(change(&json!({"threshold_write": 16384})).0, 204);
     assert_eq!(change(&json!({"max_mapped": 96 << 20})).0, 204);
     assert_eq!(change(&json!({})).0, 204);
     for (body, start) in [
         (json!({"budget": 1}), "budget: is 1 bytes, but must be a multiple of 2M and at least 2M"),
         (json!({"budget": 2_u64 << 30}), "budget: 2147483648 bytes exceed the 1073741824 bytes"),
         (json!({"threshold": -1}), "threshold: "),
+        (json!({"threshold_write": 4_294_967_296_u64}), "threshold_write: "),
         (json!({"max_mapped": 5000}), "max_mapped: is 5000 bytes, but must be a multiple of 4096"),
     ] {
         let (status, error) = change(&body);
@@ -344,6 +347,8 @@ fn bounce_windows_of_a_vm_that_is_not_booted_can_be_changed() {
     let (_, info) = carom.request("GET", "vm.info", None);
     assert_eq!(info["iommu_bounce"]["budget"], 512 << 20);
     assert_eq!(info["config"]["iommu_bounce"]["threshold"], 65536);
+    assert_eq!(info["config"]["iommu_bounce"]["threshold_write"], 16384);
+    assert_eq!(info["iommu_bounce"]["threshold_write"], 16384);
     assert_eq!(
         (&info["iommu_bounce"]["max_mapped"], &info["config"]["iommu_bounce"]["max_mapped"]),
         (&json!(96 << 20), &json!(96 << 20))

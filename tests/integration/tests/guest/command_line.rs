@@ -160,9 +160,16 @@ fn bounce_without_a_device_behind_the_iommu() {
 #[guest_test]
 fn bounce_with_invalid_values() {
     let behind = device(&SITE.nvme[0], ",iommu=on");
-    for value in
-        ["size=0,max=32M", "size=1K", "size=64M,max=32M", "size=lots", "threshold=-1", "hugepages=maybe", "depth=3"]
-    {
+    for value in [
+        "size=0,max=32M",
+        "size=1K",
+        "size=64M,max=32M",
+        "size=lots",
+        "threshold=-1",
+        "threshold_write=0",
+        "hugepages=maybe",
+        "depth=3",
+    ] {
         check(&["--device", &behind, "--iommu-bounce", value], &["--iommu-bounce"]);
     }
 }
