@@ -6,6 +6,10 @@
  * size. The threshold is the size at which the two times are equal. A pool uses this threshold if
  * neither the boot option nor the provider sets a threshold.
  *
+ * Each direction has a threshold. Data for a device to read is copied before the DMA, from memory
+ * that is usually not in the CPU's caches to a slot that usually is. Data that a device wrote is
+ * copied after the DMA, from a slot to memory that is usually not in the caches.
+ *
  * Each time is the median of several measurements. Some times are too long because something
  * interrupted the measurement. Others are too short because the guest's clock stood still.
  */
@@ -27,7 +31,8 @@
 #define CALIBRATE_COPY		SZ_64K
 #define CALIBRATE_AREA		SZ_8M
 
-static_assert(CALIBRATE_ROUNDS * CALIBRATE_COPY <= CALIBRATE_AREA);
+/* The measured parts are at the start of the area, far from its end. */
+static_assert(2 * CALIBRATE_ROUNDS * CALIBRATE_COPY <= CALIBRATE_AREA / 2);
 
 static int compare_times(const void *a, const void *b)
 {
@@ -43,30 +48,22 @@ static u64 median(u64 *times)
 }
 
 /*
- * Returns the time in ns that a copy of CALIBRATE_COPY bytes takes, or 0 on failure. Each round
- * copies from another part of an area that is larger than a CPU's private cache, so this cache does
- * not contain the source. All rounds copy to the same memory, because slots are reused, too.
+ * Returns the time in ns that a copy of CALIBRATE_COPY bytes takes. Each round uses another part of
+ * @cold, which is not in the CPU's private cache. All rounds use the same slot, because slots are
+ * reused, too.
  */
-static u64 time_copy(void)
+static u64 time_copy(void *slot, void *cold, bool to_slot)
 {
-	void *area = kvmalloc(CALIBRATE_AREA, GFP_KERNEL);
-	void *to = kvmalloc(CALIBRATE_COPY, GFP_KERNEL);
-	u64 start, times[CALIBRATE_ROUNDS] = {};
+	u64 start, times[CALIBRATE_ROUNDS];
 	unsigned int i;
 
-	if (area && to) {
-		memset(to, 0, CALIBRATE_COPY);
-		memset(area, 0, CALIBRATE_AREA);
-		for (i = 0; i < CALIBRATE_ROUNDS; i++) {
-			start = ktime_get_ns();
-			memcpy(to, area + i * CALIBRATE_COPY, CALIBRATE_COPY);
-			/* Keep the compiler from removing the copy as unused. */
-			barrier_data(to);
-			times[i] = ktime_get_ns() - start;
-		}
+	for (i = 0; i < CALIBRATE_ROUNDS; i++, cold += CALIBRATE_COPY) {
+		start = ktime_get_ns();
+		memcpy(to_slot ? slot : cold, to_slot ? cold : slot, CALIBRATE_COPY);
+		/* Keep the compiler from removing the copy as unused. */
+		barrier_data(to_slot ? slot : cold);
+		times[i] = ktime_get_ns() - start;
 	}
-	kvfree(area);
-	kvfree(to);
 	return median(times);
 }
 
@@ -117,24 +114,63 @@ out_free_va:
 	return i == CALIBRATE_ROUNDS ? median(times) : 0;
 }
 
+/* Returns a size in bytes. A copy of this size takes as long as a mapping. */
+static u32 break_even(u64 map, u64 copy)
+{
+	u64 size = div64_u64(map * CALIBRATE_COPY, copy);
+
+	return clamp_t(u64, round_down(size, SZ_512), PAGE_SIZE, DMA_BOUNCE_MAX_SLOT);
+}
+
 /**
- * dma_bounce_calibrate - measure the size up to which a copy takes no longer than a mapping
+ * dma_bounce_calibrate - measure the largest sizes whose copy takes no longer than a mapping
  * @pool: a pool whose domain has a device
  *
- * May sleep. Logs the result.
- *
- * Return: the size in bytes, at least a page and at most the largest slot, or 0 if the measurement
- * failed.
+ * May sleep. Logs the result. Stores the sizes in the pool: each is at least a page and at most the
+ * largest slot. They do not change if the measurement failed.
  */
-size_t dma_bounce_calibrate(struct dma_bounce_pool *pool)
+void dma_bounce_calibrate(struct dma_bounce_pool *pool)
 {
-	u64 copy = time_copy(), map = time_map(pool), threshold;
+	void *area = kvmalloc(CALIBRATE_AREA, GFP_KERNEL);
+	void *slot = kvmalloc(CALIBRATE_COPY, GFP_KERNEL);
+	u64 map = time_map(pool), in = 0, out = 0;
 
-	if (!copy || !map)
-		return 0;
-	threshold = div64_u64(map * CALIBRATE_COPY, copy);
-	threshold = clamp_t(u64, round_down(threshold, SZ_512), PAGE_SIZE, DMA_BOUNCE_MAX_SLOT);
-	pr_info("%s: threshold %llu KiB: map and unmap take %llu ns, copying %u KiB %llu ns\n",
-		pool->name, threshold >> 10, map, CALIBRATE_COPY >> 10, copy);
-	return threshold;
+	if (area && slot) {
+		memset(slot, 0, CALIBRATE_COPY);
+		/* Only the end of the area can be in the private cache after that. */
+		memset(area, 0, CALIBRATE_AREA);
+		in = time_copy(slot, area, true);
+		out = time_copy(slot, area + CALIBRATE_ROUNDS * CALIBRATE_COPY, false);
+	}
+	kvfree(area);
+	kvfree(slot);
+	if (!map || !in || !out)
+		return;
+	pool->calibrated.read = break_even(map, in);
+	pool->calibrated.write = break_even(map, out);
+	pr_info("%s: thresholds %u KiB (device reads) and %u KiB (device writes): map and unmap take %llu ns, copying %u KiB %llu ns to a slot and %llu ns from a slot\n",
+		pool->name, pool->calibrated.read >> 10, pool->calibrated.write >> 10, map,
+		CALIBRATE_COPY >> 10, in, out);
+}
+
+/**
+ * dma_bounce_set_thresholds - choose the thresholds of a pool
+ * @pool: a pool whose domain has a device. The caller holds its mutex.
+ * @advice: thresholds that the provider sets
+ *
+ * Measures the thresholds if neither the boot option nor the provider sets them. May sleep.
+ */
+void dma_bounce_set_thresholds(struct dma_bounce_pool *pool,
+			       const struct dma_bounce_thresholds *advice)
+{
+	const struct dma_bounce_thresholds *option = &pool->threshold_option;
+	u32 read = option->read ?: advice->read;
+	u32 write = option->write ?: option->read ?: advice->write ?: advice->read;
+
+	if ((!read || !write) && !pool->calibrated.read)
+		dma_bounce_calibrate(pool);
+	read = read ?: pool->calibrated.read;
+	write = write ?: pool->calibrated.write;
+	WRITE_ONCE(pool->threshold.read, min_not_zero(read, (u32)DMA_BOUNCE_MAX_SLOT));
+	WRITE_ONCE(pool->threshold.write, min_not_zero(write, (u32)DMA_BOUNCE_MAX_SLOT));
 }

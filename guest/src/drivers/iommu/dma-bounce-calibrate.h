@@ -8,7 +8,10 @@
 #include <linux/types.h>
 
 struct dma_bounce_pool;
+struct dma_bounce_thresholds;
 
-size_t dma_bounce_calibrate(struct dma_bounce_pool *pool);
+void dma_bounce_calibrate(struct dma_bounce_pool *pool);
+void dma_bounce_set_thresholds(struct dma_bounce_pool *pool,
+			       const struct dma_bounce_thresholds *advice);
 
 #endif /* _DMA_BOUNCE_CALIBRATE_H */

@@ -103,8 +103,10 @@ static int stats_show(struct seq_file *m, void *unused)
 		   pool->active);
 	seq_printf(m, "iova_start %#llx\niova_len %llu\nchunk_size %lu\n", (u64)pool->slots.base,
 		   pool->slots.len, pool->slots.len ? 1UL << pool->slots.chunk_shift : 0);
-	seq_printf(m, "threshold %zu\nthreshold_measured %zu\nbudget %llu\n", pool->threshold,
-		   pool->calibrated, pool->budget);
+	seq_printf(m, "threshold %u\nthreshold_write %u\nbudget %llu\n", pool->threshold.read,
+		   pool->threshold.write, pool->budget);
+	seq_printf(m, "threshold_measured %u\nthreshold_write_measured %u\n",
+		   pool->calibrated.read, pool->calibrated.write);
 	seq_printf(m, "chunks %u\nchunk_bytes %llu\npeak_chunk_bytes %llu\n", pool->nchunks,
 		   pool->backed, pool->peak);
 	seq_printf(m, "chunk_adds %llu\nchunk_dels %llu\nchunk_failures %llu\nchunks_ahead %llu\n",

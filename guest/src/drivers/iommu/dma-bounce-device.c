@@ -39,14 +39,14 @@ enum dma_bounce_mode {
 };
 
 static enum dma_bounce_mode dma_bounce_mode __ro_after_init;
-static size_t dma_bounce_threshold_param __ro_after_init;
+static struct dma_bounce_thresholds dma_bounce_threshold_param __ro_after_init;
 bool dma_bounce_all_devices __ro_after_init;
 
 static const char * const dma_bounce_switch_names[] = { "auto", "on", "off" };
 
 static int __init dma_bounce_setup(char *str)
 {
-	size_t bytes, prefix;
+	size_t bytes, pages, write;
 	char *word, *end;
 
 	if (!str)
@@ -58,16 +58,19 @@ static int __init dma_bounce_setup(char *str)
 			dma_bounce_mode = DMA_BOUNCE_AUTO;
 			dma_bounce_all_devices = !strcmp(word, "all");
 		} else {
-			prefix = str_has_prefix(word, "pages=");
-			bytes = memparse(word + prefix, &end);
-			if (*end || !bytes || (prefix && bytes > DMA_BOUNCE_MAX_PAGE_POOL)) {
+			pages = str_has_prefix(word, "pages=");
+			write = str_has_prefix(word, "write=");
+			bytes = memparse(word + pages + write, &end);
+			if (*end || !bytes || (pages && bytes > DMA_BOUNCE_MAX_PAGE_POOL)) {
 				pr_err("iommu.bounce: %s is unknown or too large\n", word);
 				continue;
 			}
-			if (prefix)
+			if (pages)
 				dma_bounce_page_pool_size = ALIGN(bytes, DMA_BOUNCE_PAGE_CHUNK);
+			else if (write)
+				dma_bounce_threshold_param.write = min(bytes, DMA_BOUNCE_MAX_SLOT);
 			else
-				dma_bounce_threshold_param = bytes;
+				dma_bounce_threshold_param.read = min(bytes, DMA_BOUNCE_MAX_SLOT);
 			if (dma_bounce_mode == DMA_BOUNCE_DEFAULT)
 				dma_bounce_mode = DMA_BOUNCE_AUTO;
 		}
@@ -135,28 +138,55 @@ static ssize_t mode_store(struct device *dev, struct device_attribute *attr, con
 }
 static DEVICE_ATTR_RW(mode);
 
-static ssize_t threshold_show(struct device *dev, struct device_attribute *attr, char *buf)
+/* Parses a threshold. Returns false if it is invalid. */
+static bool parse_threshold(const char *buf, unsigned long long *bytes)
 {
-	return sysfs_emit(buf, "%u\n", READ_ONCE(dev->iommu->bounce.threshold));
+	char *end;
+
+	*bytes = memparse(buf, &end);
+	return end != buf && (!*end || *end == '\n') && *bytes <= DMA_BOUNCE_MAX_SLOT;
 }
 
+static ssize_t threshold_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%u\n", READ_ONCE(dev->iommu->bounce.threshold.read));
+}
+
+/* Sets the thresholds of both directions. */
 static ssize_t threshold_store(struct device *dev, struct device_attribute *attr, const char *buf,
 			       size_t len)
 {
 	unsigned long long bytes;
-	char *end;
 
-	bytes = memparse(buf, &end);
-	if (end == buf || (*end && *end != '\n') || bytes > DMA_BOUNCE_MAX_SLOT)
+	if (!parse_threshold(buf, &bytes))
 		return -EINVAL;
-	WRITE_ONCE(dev->iommu->bounce.threshold, bytes);
+	WRITE_ONCE(dev->iommu->bounce.threshold.read, bytes);
+	WRITE_ONCE(dev->iommu->bounce.threshold.write, bytes);
 	return len;
 }
 static DEVICE_ATTR_RW(threshold);
 
+static ssize_t threshold_write_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%u\n", READ_ONCE(dev->iommu->bounce.threshold.write));
+}
+
+static ssize_t threshold_write_store(struct device *dev, struct device_attribute *attr,
+				     const char *buf, size_t len)
+{
+	unsigned long long bytes;
+
+	if (!parse_threshold(buf, &bytes))
+		return -EINVAL;
+	WRITE_ONCE(dev->iommu->bounce.threshold.write, bytes);
+	return len;
+}
+static DEVICE_ATTR_RW(threshold_write);
+
 static struct attribute *dma_bounce_attrs[] = {
 	&dev_attr_mode.attr,
 	&dev_attr_threshold.attr,
+	&dev_attr_threshold_write.attr,
 	NULL
 };
 
@@ -213,7 +243,7 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 		if (ops != &dma_bounce_page_ops && !reserve_range(iovad, &limits))
 			return;
 		domain->bounce = dma_bounce_pool_create(domain, iovad, ops, dev,
-							dma_bounce_threshold_param);
+							&dma_bounce_threshold_param);
 		if (!domain->bounce)
 			return;
 		dma_bounce_share_add(domain->bounce);

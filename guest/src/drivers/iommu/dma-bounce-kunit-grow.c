@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * KUnit tests of bounced DMA: pools that grow before their free slots run out
+ * KUnit tests of bounced DMA: pools that grow before their free slots run out, and thresholds
  */
 
 #include <kunit/test.h>
 #include <linux/delay.h>
 #include <linux/dma-mapping.h>
 #include <linux/jiffies.h>
+#include <linux/scatterlist.h>
 
+#include "dma-bounce-calibrate.h"
 #include "dma-bounce-debugfs.h"
 #include "dma-bounce-kunit.h"
 #include "dma-bounce-pool.h"
@@ -175,11 +177,100 @@ static void ahead_takes_nothing_test(struct kunit *test)
 	unmap_all(test, mapper);
 }
 
+/* Returns true if a buffer of @len bytes bounces, and a list of @len bytes, too. */
+static bool bounces(struct kunit *test, size_t len, enum dma_data_direction dir)
+{
+	struct bounce_test *t = test->priv;
+	dma_addr_t addr = bounce_kunit_map(test, 0, len, dir, 0);
+	bool page = dma_bounce_owns(t->pool, addr), list;
+	struct scatterlist sgl[2];
+
+	dma_unmap_single(t->dev, addr, len, dir);
+	sg_init_table(sgl, 2);
+	sg_set_buf(&sgl[0], t->area, len / 2);
+	sg_set_buf(&sgl[1], t->area + len, len - len / 2);
+	KUNIT_ASSERT_GT(test, dma_map_sg(t->dev, sgl, 2, dir), 0);
+	list = dma_bounce_owns(t->pool, sg_dma_address(sgl));
+	dma_unmap_sg(t->dev, sgl, 2, dir);
+	KUNIT_EXPECT_EQ(test, page, list);
+	return page;
+}
+
+/* Expects that mappings bounce up to these sizes: device reads, device writes, device does both. */
+static void expect_limits(struct kunit *test, size_t read, size_t write, size_t both)
+{
+	KUNIT_EXPECT_TRUE(test, bounces(test, read, DMA_TO_DEVICE));
+	KUNIT_EXPECT_FALSE(test, bounces(test, read + 1, DMA_TO_DEVICE));
+	KUNIT_EXPECT_TRUE(test, bounces(test, write, DMA_FROM_DEVICE));
+	KUNIT_EXPECT_FALSE(test, bounces(test, write + 1, DMA_FROM_DEVICE));
+	KUNIT_EXPECT_TRUE(test, bounces(test, both, DMA_BIDIRECTIONAL));
+	KUNIT_EXPECT_FALSE(test, bounces(test, both + 1, DMA_BIDIRECTIONAL));
+}
+
+/* Each direction has its threshold. The smaller one applies to both directions. */
+static void threshold_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct dma_bounce_thresholds *own = &t->dev->iommu->bounce.threshold;
+
+	bounce_kunit_warm(test, SZ_8K, DMA_TO_DEVICE);
+	bounce_kunit_warm(test, SZ_8K, DMA_FROM_DEVICE);
+	bounce_kunit_warm(test, SZ_8K, DMA_BIDIRECTIONAL);
+	t->pool->threshold = (struct dma_bounce_thresholds) { .read = 7000, .write = 6000 };
+	expect_limits(test, 7000, 6000, 6000);
+	t->pool->threshold = (struct dma_bounce_thresholds) { .read = 6000, .write = 7000 };
+	expect_limits(test, 6000, 7000, 6000);
+	/* A threshold of the device replaces that of the domain. */
+	own->write = 5000;
+	expect_limits(test, 6000, 5000, 5000);
+	own->read = 8000;
+	expect_limits(test, 8000, 5000, 5000);
+	own->write = 0;
+	expect_limits(test, 8000, 7000, 7000);
+	own->read = 0;
+}
+
+/* The boot option precedes the provider's advice, which precedes the measured thresholds. */
+static void threshold_choice_test(struct kunit *test)
+{
+	static const struct {
+		struct dma_bounce_thresholds option, advice, expect;
+	} cases[] = {
+		{ .advice = { SZ_16K, 0 }, .expect = { SZ_16K, SZ_16K } },
+		{ .advice = { SZ_16K, SZ_8K }, .expect = { SZ_16K, SZ_8K } },
+		{ .option = { SZ_4K, 0 }, .advice = { SZ_16K, SZ_8K }, .expect = { SZ_4K, SZ_4K } },
+		{ .option = { SZ_4K, SZ_2K }, .advice = { SZ_16K, SZ_8K },
+		  .expect = { SZ_4K, SZ_2K } },
+		{ .option = { 0, SZ_2K }, .advice = { SZ_16K, SZ_8K },
+		  .expect = { SZ_16K, SZ_2K } },
+		{ .advice = { 0, SZ_8K }, .expect = { 12345, SZ_8K } },
+		{ .expect = { 12345, 6789 } },
+		{ .advice = { SZ_1M, SZ_2M },
+		  .expect = { DMA_BOUNCE_MAX_SLOT, DMA_BOUNCE_MAX_SLOT } },
+	};
+	struct bounce_test *t = test->priv;
+	struct dma_bounce_thresholds *now = &t->pool->threshold;
+	unsigned int i;
+
+	bounce_kunit_warm(test, SZ_8K, DMA_TO_DEVICE);
+	t->pool->calibrated = (struct dma_bounce_thresholds) { .read = 12345, .write = 6789 };
+	mutex_lock(&t->pool->slots.mutex);
+	for (i = 0; i < ARRAY_SIZE(cases); i++) {
+		t->pool->threshold_option = cases[i].option;
+		dma_bounce_set_thresholds(t->pool, &cases[i].advice);
+		KUNIT_EXPECT_EQ_MSG(test, now->read, cases[i].expect.read, "case %u", i);
+		KUNIT_EXPECT_EQ_MSG(test, now->write, cases[i].expect.write, "case %u", i);
+	}
+	mutex_unlock(&t->pool->slots.mutex);
+}
+
 static struct kunit_case bounce_grow_cases[] = {
 	KUNIT_CASE(ahead_test),
 	KUNIT_CASE(constant_use_test),
 	KUNIT_CASE(ahead_fails_test),
 	KUNIT_CASE(ahead_takes_nothing_test),
+	KUNIT_CASE(threshold_test),
+	KUNIT_CASE(threshold_choice_test),
 	{ }
 };
 

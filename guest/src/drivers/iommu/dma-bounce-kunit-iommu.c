@@ -124,7 +124,7 @@ static int fake_limits(struct iommu_domain *domain, struct dma_bounce_limits *li
 	limits->len = FAKE_WINDOW_LEN;
 	limits->chunk_size = FAKE_CHUNK;
 	limits->budget = READ_ONCE(to_fake(domain)->budget);
-	limits->threshold = DMA_BOUNCE_MAX_SLOT;
+	limits->threshold.read = DMA_BOUNCE_MAX_SLOT;
 	limits->source = giver;
 	limits->surplus = most && given > most ? given - most : 0;
 	return 0;

@@ -43,11 +43,13 @@ static void expect_chunk_on(struct kunit *test, struct dma_bounce_chunk *chunk, 
 /* Makes a pool of the kernel's pages for the device's domain, with a chunk. */
 static struct dma_bounce_pool *make_page_pool(struct kunit *test)
 {
+	static const struct dma_bounce_thresholds threshold = { .read = SZ_4K };
 	struct bounce_test *t = test->priv;
 	struct iommu_domain *domain = &t->fake->domain;
 	struct dma_bounce_pool *pool;
 
-	pool = dma_bounce_pool_create(domain, t->pool->iovad, &dma_bounce_page_ops, t->dev, SZ_4K);
+	pool = dma_bounce_pool_create(domain, t->pool->iovad, &dma_bounce_page_ops, t->dev,
+				      &threshold);
 	KUNIT_ASSERT_NOT_NULL(test, pool);
 	dma_bounce_share_add(pool);
 	domain->bounce = pool;

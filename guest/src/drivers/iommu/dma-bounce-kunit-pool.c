@@ -547,12 +547,14 @@ static void page_limit_test(struct kunit *test)
 static void calibrate_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
-	size_t threshold;
+	struct dma_bounce_thresholds *measured = &t->pool->calibrated;
 
 	bounce_kunit_warm(test, 4096, DMA_TO_DEVICE);
-	threshold = dma_bounce_calibrate(t->pool);
-	KUNIT_EXPECT_GE(test, threshold, PAGE_SIZE);
-	KUNIT_EXPECT_LE(test, threshold, DMA_BOUNCE_MAX_SLOT);
+	dma_bounce_calibrate(t->pool);
+	KUNIT_EXPECT_GE(test, measured->read, PAGE_SIZE);
+	KUNIT_EXPECT_LE(test, measured->read, DMA_BOUNCE_MAX_SLOT);
+	KUNIT_EXPECT_GE(test, measured->write, PAGE_SIZE);
+	KUNIT_EXPECT_LE(test, measured->write, DMA_BOUNCE_MAX_SLOT);
 	KUNIT_EXPECT_GT(test, t->fake->maps, 0);
 }
 

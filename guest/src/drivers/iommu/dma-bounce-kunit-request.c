@@ -244,22 +244,26 @@ static void request_size_test(struct kunit *test)
 	struct test_request *r = make_request(test);
 
 	bounce_kunit_warm(test, REQUEST_LEN, DMA_FROM_DEVICE);
-	t->dev->iommu->bounce.threshold = REQUEST_LEN - 1;
+	t->dev->iommu->bounce.threshold.write = REQUEST_LEN - 1;
 	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_SIZE);
-	t->dev->iommu->bounce.threshold = REQUEST_LEN;
+	t->dev->iommu->bounce.threshold.write = REQUEST_LEN;
+	t->dev->iommu->bounce.threshold.read = REQUEST_LEN - 1;
 	expect_mapped(test, r);
+	r->req.cmd_flags = REQ_OP_WRITE;
+	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_SIZE);
+	r->req.cmd_flags = REQ_OP_READ;
 	dma_set_max_seg_size(t->dev, REQUEST_LEN - 1);
 	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_SIZE);
 	dma_set_max_seg_size(t->dev, REQUEST_LEN);
 	expect_mapped(test, r);
 
-	t->dev->iommu->bounce.threshold = SZ_1M;
+	t->dev->iommu->bounce.threshold.write = SZ_1M;
 	dma_set_max_seg_size(t->dev, SZ_1M);
 	start_request(r, REQ_OP_READ);
 	for (i = 0; i < AREAS; i++)
 		add_piece(t, r, 0, AREA);
 	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_SIZE);
-	t->dev->iommu->bounce.threshold = 0;
+	t->dev->iommu->bounce.threshold = (struct dma_bounce_thresholds) { };
 	dma_set_max_seg_size(t->dev, max);
 	bounce_kunit_expect_area(test);
 }

@@ -421,11 +421,11 @@ static void not_bounced_test(struct kunit *test)
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
 	dma_unmap_resource(t->dev, addr, 4096, DMA_FROM_DEVICE, 0);
 
-	t->dev->iommu->bounce.threshold = 2048;
+	t->dev->iommu->bounce.threshold.write = 2048;
 	addr = bounce_kunit_map(test, 0, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
-	t->dev->iommu->bounce.threshold = 0;
+	t->dev->iommu->bounce.threshold.write = 0;
 	t->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_AUTO;
 	addr = bounce_kunit_map(test, 0, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));

@@ -86,7 +86,7 @@ bool __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
 		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
 		return false;
 	}
-	limit = required ? DMA_BOUNCE_MAX_SLOT : dma_bounce_threshold(pool, dev);
+	limit = required ? DMA_BOUNCE_MAX_SLOT : dma_bounce_threshold(pool, dev, dir);
 	if (dma_bounce_usable(pool, dev))
 		*addr = map_by_slot(pool, dev, phys, size, limit, dir, attrs);
 	if (*addr == DMA_MAPPING_ERROR && required)
@@ -235,7 +235,7 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 	pool = dma_bounce_pool_for(dev, attrs);
 	if (!pool)
 		return 0;
-	limit = dma_bounce_threshold(pool, dev);
+	limit = dma_bounce_threshold(pool, dev, dir);
 	len = sg_packable(pool, dev, sgl, nents, limit);
 	if (!len)
 		return 0;

@@ -321,16 +321,8 @@ void dma_bounce_pool_reap(struct dma_bounce_pool *pool)
  */
 void dma_bounce_pool_set_limits(struct dma_bounce_pool *pool, struct dma_bounce_limits *limits)
 {
-	size_t threshold = pool->threshold_option ?: limits->threshold;
-
 	pool->budget = limits->budget;
-	if (!threshold) {
-		if (!pool->calibrated)
-			pool->calibrated = dma_bounce_calibrate(pool);
-		threshold = pool->calibrated;
-	}
-	threshold = min_not_zero(threshold, (size_t)DMA_BOUNCE_MAX_SLOT);
-	WRITE_ONCE(pool->threshold, threshold);
+	dma_bounce_set_thresholds(pool, &limits->threshold);
 	WRITE_ONCE(pool->source, limits->source ?: pool);
 }
 
@@ -359,8 +351,9 @@ static int pool_start(struct dma_bounce_pool *pool)
 	ret = dma_bounce_slots_open(&pool->slots, limits.iova, limits.len,
 				    ilog2(limits.chunk_size));
 	if (!ret)
-		pr_info("%s: up to %zu KiB through %s, at most %llu KiB of memory\n", pool->name,
-			pool->threshold >> 10, pool->ops->name, pool->budget >> 10);
+		pr_info("%s: device reads up to %u KiB and writes up to %u KiB through %s, at most %llu KiB of memory\n",
+			pool->name, pool->threshold.read >> 10, pool->threshold.write >> 10,
+			pool->ops->name, pool->budget >> 10);
 	return ret;
 }
 
@@ -524,7 +517,7 @@ static bool make_workqueue(void)
  * @iovad: IOVA allocator of the domain
  * @ops: provider of the pool's memory
  * @dev: first device of the domain
- * @threshold: threshold of the boot option in bytes, or 0
+ * @threshold: thresholds of the boot option
  *
  * The pool takes no memory and no IOVA before the first mapping.
  *
@@ -533,7 +526,8 @@ static bool make_workqueue(void)
 struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 					       struct iova_domain *iovad,
 					       const struct dma_bounce_ops *ops,
-					       struct device *dev, size_t threshold)
+					       struct device *dev,
+					       const struct dma_bounce_thresholds *threshold)
 {
 	struct dma_bounce_pool *pool;
 
@@ -549,7 +543,7 @@ struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 	pool->domain = domain;
 	pool->iovad = iovad;
 	pool->ops = ops;
-	pool->threshold_option = threshold;
+	pool->threshold_option = *threshold;
 	pool->active = true;
 	pool->retry_at = jiffies;
 	pool->idle_ms = DMA_BOUNCE_IDLE_MS;

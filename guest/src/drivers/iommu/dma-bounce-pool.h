@@ -15,7 +15,8 @@
 struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 					       struct iova_domain *iovad,
 					       const struct dma_bounce_ops *ops,
-					       struct device *dev, size_t threshold);
+					       struct device *dev,
+					       const struct dma_bounce_thresholds *threshold);
 void dma_bounce_pool_destroy(struct dma_bounce_pool *pool);
 void dma_bounce_pool_stop(struct dma_bounce_pool *pool);
 void dma_bounce_pool_resume(struct dma_bounce_pool *pool);

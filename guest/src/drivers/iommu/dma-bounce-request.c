@@ -114,7 +114,7 @@ bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
 	pool = dma_bounce_pool_for(dma_dev, attrs);
 	if (!pool)
 		return false;
-	limit = dma_bounce_threshold(pool, dma_dev);
+	limit = dma_bounce_threshold(pool, dma_dev, rq_dma_dir(req));
 	len = request_packable(dma_dev, req, limit, &start, &reason);
 	if (!len) {
 		if (!dma_bounce_lends() || !request_has_lent(req))

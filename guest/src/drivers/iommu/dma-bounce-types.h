@@ -59,7 +59,7 @@ struct dma_bounce_stats {
 
 /**
  * struct dma_bounce_pool - bounce memory of one DMA domain
- * @threshold:	maximum size in bytes of a mapping that bounces
+ * @threshold:	thresholds of the domain
  * @stats:	per-CPU counters. @slots counts the mappings that bounced, and the bytes that were
  *		copied to and from slots.
  * @slots:	slots of the pool. Their mutex also protects all members from @active on.
@@ -72,8 +72,9 @@ struct dma_bounce_stats {
  * @id:		number of the pool, for debugfs
  * @node:	NUMA node of the first device
  * @mask:	DMA mask of the device that mapped first, 0 before the first mapping
- * @threshold_option: @threshold as set by the boot option, 0 if the option does not set it
- * @calibrated:	measured threshold, 0 if it was not measured
+ * @threshold_option: thresholds that the boot option sets. 0 has the same meaning as in struct
+ *		dma_bounce_limits.
+ * @calibrated:	measured thresholds, 0 if they were not measured
  * @missed:	mappings that found no slot since @work last read this, or since a chunk was added
  * @single_use:	buffers for one mapping each, indexed by the page numbers of their IOVA
  * @nsingle_use: number of entries in @single_use
@@ -115,7 +116,7 @@ struct dma_bounce_stats {
  * The members that each mapping reads are in the first cache line.
  */
 struct dma_bounce_pool {
-	size_t				threshold;
+	struct dma_bounce_thresholds	threshold;
 	struct dma_bounce_stats __percpu *stats;
 	struct dma_bounce_slots		slots;
 	struct iommu_domain		*domain;
@@ -128,8 +129,8 @@ struct dma_bounce_pool {
 	int				node;
 
 	u64				mask;
-	size_t				threshold_option;
-	size_t				calibrated;
+	struct dma_bounce_thresholds	threshold_option;
+	struct dma_bounce_thresholds	calibrated;
 	atomic_t			missed[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
 	struct xarray			single_use;
 	atomic_t			nsingle_use;
@@ -183,10 +184,18 @@ static inline struct dma_bounce_pool *dma_bounce_pool_of(struct device *dev)
 	return READ_ONCE(dev->iommu->bounce.pool);
 }
 
-/* Returns the maximum size in bytes of a device's mappings that bounce. */
-static inline size_t dma_bounce_threshold(struct dma_bounce_pool *pool, struct device *dev)
+/* Returns the maximum size in bytes of a device's mappings in a direction that bounce. */
+static inline size_t dma_bounce_threshold(struct dma_bounce_pool *pool, struct device *dev,
+					  enum dma_data_direction dir)
 {
-	return READ_ONCE(dev->iommu->bounce.threshold) ?: READ_ONCE(pool->threshold);
+	struct dma_bounce_thresholds *own = &dev->iommu->bounce.threshold, *all = &pool->threshold;
+	size_t limit = SIZE_MAX;
+
+	if (dir != DMA_FROM_DEVICE)
+		limit = READ_ONCE(own->read) ?: READ_ONCE(all->read);
+	if (dir != DMA_TO_DEVICE)
+		limit = min_t(size_t, limit, READ_ONCE(own->write) ?: READ_ONCE(all->write));
+	return limit;
 }
 
 /* Returns the class of the smallest slots that hold @size bytes, at most DMA_BOUNCE_MAX_SLOT. */

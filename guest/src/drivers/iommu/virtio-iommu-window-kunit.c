@@ -203,11 +203,26 @@ static void high_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, w.iova[0], 0);
 }
 
+/* The domain gets the thresholds that the device advises, one for each direction. */
+static void advice_test(struct kunit *test)
+{
+	struct dma_bounce_limits limits = {};
+
+	static_assert(offsetof(struct virtio_iommu_window_config, bounce_threshold) == 72);
+	static_assert(offsetof(struct virtio_iommu_window_config, bounce_threshold_write) == 76);
+	static_assert(sizeof(struct virtio_iommu_window_config) == 80);
+	w.window.threshold = (struct dma_bounce_thresholds) { .read = SZ_64K, .write = SZ_16K };
+	KUNIT_ASSERT_EQ(test, viommu_window_limits(&w.domain, &limits), 0);
+	KUNIT_EXPECT_EQ(test, limits.threshold.read, SZ_64K);
+	KUNIT_EXPECT_EQ(test, limits.threshold.write, SZ_16K);
+}
+
 static struct kunit_case window_cases[] = {
 	KUNIT_CASE(reused_place_test),
 	KUNIT_CASE(version_test),
 	KUNIT_CASE(side_test),
 	KUNIT_CASE(high_test),
+	KUNIT_CASE(advice_test),
 	{ }
 };
 

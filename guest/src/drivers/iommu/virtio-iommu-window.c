@@ -126,13 +126,14 @@ static void read_limits(struct viommu_window *window)
 {
 	struct virtio_device *vdev = window->vdev;
 	u64 budget;
-	u32 threshold;
+	u32 read, write;
 
 	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_budget, &budget);
-	virtio_cread_le(vdev, struct virtio_iommu_window_config, bounce_threshold, &threshold);
+	virtio_cread_le(vdev, struct virtio_iommu_window_config, bounce_threshold, &read);
+	virtio_cread_le(vdev, struct virtio_iommu_window_config, bounce_threshold_write, &write);
 	mutex_lock(&window->lock);
 	window->budget = budget;
-	window->threshold = threshold;
+	window->threshold = (struct dma_bounce_thresholds) { .read = read, .write = write };
 	mutex_unlock(&window->lock);
 }
 

@@ -38,7 +38,7 @@ typedef int (*viommu_window_send_t)(struct viommu_dev *viommu, void *buf, size_t
  * @lock:	protects the members after it. Also held while a chunk is added or removed, because
  *		the device may give the place of a removed chunk to the next chunk.
  * @budget:	maximum number of bytes that the device backs over all domains
- * @threshold:	maximum size in bytes that the device advises to bounce, or 0
+ * @threshold:	maximum sizes that the device advises to bounce, as in struct dma_bounce_limits
  * @used:	bitmap of the region's chunks that are in use
  * @nused:	number of chunks in use
  * @config_work: reads the configuration after a change
@@ -58,7 +58,7 @@ struct viommu_window {
 	u64				chunk_size;
 	struct mutex			lock;	/* protects the members below */
 	u64				budget;
-	u32				threshold;
+	struct dma_bounce_thresholds	threshold;
 	unsigned long			*used;
 	unsigned long			nused;
 	struct work_struct		config_work;

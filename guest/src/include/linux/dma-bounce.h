@@ -20,21 +20,33 @@ struct request;
 #define DMA_BOUNCE_MIN_CHUNK	SZ_256K
 
 /**
+ * struct dma_bounce_thresholds - maximum sizes in bytes of mappings that bounce
+ * @read:	maximum if the device reads the memory
+ * @write:	maximum if the device writes the memory
+ *
+ * The smaller maximum applies if the device may do both.
+ */
+struct dma_bounce_thresholds {
+	u32	read;
+	u32	write;
+};
+
+/**
  * struct dma_bounce_device - bounce state of one device behind an IOMMU
  * @pool:	pool of the device's DMA domain, or NULL
- * @threshold:	maximum size in bytes of a mapping that bounces, 0 for the domain's threshold
+ * @threshold:	thresholds of the device. 0 means the domain's threshold.
  * @opt_in:	the device's driver has called dma_bounce_opt_in()
  * @choice:	mode that sysfs sets: enum dma_bounce_switch
  * @files:	the device has files in sysfs
  * @untrusted:	the platform marks the device as untrusted. This does not change.
  */
 struct dma_bounce_device {
-	struct dma_bounce_pool	*pool;
-	u32			threshold;
-	bool			opt_in;
-	u8			choice;
-	bool			files;
-	bool			untrusted;
+	struct dma_bounce_pool		*pool;
+	struct dma_bounce_thresholds	threshold;
+	bool				opt_in;
+	u8				choice;
+	bool				files;
+	bool				untrusted;
 };
 
 /**
@@ -43,20 +55,20 @@ struct dma_bounce_device {
  * @len:	length of the range in bytes, a multiple of @chunk_size
  * @chunk_size:	distance of chunks in bytes, a power of two of at least DMA_BOUNCE_MIN_CHUNK
  * @budget:	maximum number of bytes of all chunks of the domain
- * @threshold:	maximum size in bytes of a mapping that is worth bouncing, 0 if the provider does
- *		not know it
+ * @threshold:	maximum sizes of mappings that are worth bouncing. If @threshold.read is 0, the
+ *		provider does not know it. If @threshold.write is 0, it is @threshold.read.
  * @source:	identifies the memory budget that the domain draws on. Domains with the same @source
  *		share one budget. NULL for a domain that shares with no other domain.
  * @surplus:	number of chunks that the provider wants back from all domains of @source together
  */
 struct dma_bounce_limits {
-	dma_addr_t	iova;
-	u64		len;
-	size_t		chunk_size;
-	u64		budget;
-	size_t		threshold;
-	const void	*source;
-	unsigned int	surplus;
+	dma_addr_t			iova;
+	u64				len;
+	size_t				chunk_size;
+	u64				budget;
+	struct dma_bounce_thresholds	threshold;
+	const void			*source;
+	unsigned int			surplus;
 };
 
 /* Owner of the pages that a provider makes for its memory */
