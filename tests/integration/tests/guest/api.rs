@@ -184,7 +184,10 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
 fn guest_follows_a_changed_budget_under_load() {
     // The job repeats verified I/O. In the pause between two runs, no slot is in use.
     let verify = workload::fio_verify(16, 64);
-    let job = format!("{WAIT_FOR_NVME}\nwhile [ ! -e /stop ]; do\n{verify}\necho CAROM-ROUND\nsleep 0.5\ndone\n");
+    let thresholds = "sed -n 's/^threshold/CAROM-THRESHOLD/p' /sys/kernel/debug/iommu_bounce/*/stats";
+    let job = format!(
+        "{WAIT_FOR_NVME}\nwhile [ ! -e /stop ]; do\n{verify}\n{thresholds}\necho CAROM-ROUND\nsleep 0.5\ndone\n"
+    );
     let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
     let put = |path: &str, body: Value| {
         let (status, answer) = vmm.call("PUT", path, Some(&body)).unwrap();
@@ -211,7 +214,7 @@ fn guest_follows_a_changed_budget_under_load() {
     assert_eq!(windows[0]["bytes"], full, "{windows}");
 
     let start = Instant::now();
-    put("/api/v1/vm.iommu-bounce", json!({"budget": 4 * MIB, "threshold": 16384}));
+    put("/api/v1/vm.iommu-bounce", json!({"budget": 4 * MIB, "threshold": 16384, "threshold_write": 8192}));
     while backed() > 4 * MIB {
         // The limit is generous, because the emulated machine may be slow. The actual time is printed below. The goal on real
         // hardware is two seconds.
@@ -221,8 +224,10 @@ fn guest_follows_a_changed_budget_under_load() {
     println!("CAROM-BUDGET-FOLLOWED-MS {}", start.elapsed().as_millis());
     vmm.wait_for("CAROM-ROUND", 4, BOOT_TIME * 2).unwrap();
     assert!(backed() <= 4 * MIB, "{}", bounce());
+    assert!(vmm.console().contains("CAROM-THRESHOLD 16384"), "{}", vmm.console());
+    assert!(vmm.console().contains("CAROM-THRESHOLD_write 8192"), "{}", vmm.console());
 
-    put("/api/v1/vm.iommu-bounce", json!({"budget": 64 * MIB, "threshold": 0}));
+    put("/api/v1/vm.iommu-bounce", json!({"budget": 64 * MIB, "threshold": 0, "threshold_write": 0}));
     vmm.wait_for("CAROM-ROUND", 6, BOOT_TIME * 2).unwrap();
     assert!(backed() > 4 * MIB, "{}", bounce());
     assert_eq!(vmm.call("PUT", "/api/v1/vmm.shutdown", None).unwrap().0, 204);

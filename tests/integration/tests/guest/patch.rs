@@ -148,27 +148,42 @@ fn threshold_of_a_device_is_set_in_sysfs() {
     let read = "dd if=/dev/nvme0n1 of=/dev/null iflag=direct bs=64k count=32 2>/dev/null || exit 91\n";
     let job = format!(
         r#"{WAIT_FOR_NVME}THRESHOLD=/sys/bus/pci/devices/$NVME/iommu_bounce/threshold
+WRITE=${{THRESHOLD}}_write
 large() {{ sed -n 's/^fallback_size //p' /sys/kernel/debug/iommu_bounce/*/stats; }}
 for wrong in -1 x 512K 4Kx ''; do
-    if echo "$wrong" >$THRESHOLD; then echo "CAROM-TAKEN $wrong"; fi
+    for file in $THRESHOLD $WRITE; do
+        if echo "$wrong" >$file; then echo "CAROM-TAKEN $wrong"; fi
+    done
 done 2>/dev/null
 echo "CAROM-BEFORE $(cat $THRESHOLD)"
 start=$(large)
 {read}echo "CAROM-LARGE $(($(large) - start))"
+sed -n 's/^threshold/CAROM-ADVICE/p' /sys/kernel/debug/iommu_bounce/*/stats
 echo 16K >$THRESHOLD
 echo "CAROM-SET $(cat $THRESHOLD)"
+echo "CAROM-SET-WRITE $(cat $WRITE)"
 start=$(large)
 {read}echo "CAROM-LARGE-WHEN-SET $(($(large) - start))"
+echo 64K >$WRITE
+echo "CAROM-KEPT $(cat $THRESHOLD)"
+start=$(large)
+{read}echo "CAROM-LARGE-FOR-WRITES $(($(large) - start))"
 "#
     );
 
-    let guest = guest_with_windows("patch-sysfs");
+    let guest = guest_with_windows("patch-sysfs").bounce("size=64M,threshold=32K,threshold_write=128K");
     let outcome = run(&guest.job(&job));
 
     assert_eq!(outcome.values("CAROM-TAKEN").collect::<Vec<_>>(), [""; 0]);
     assert_eq!([number(&outcome, "CAROM-BEFORE"), number(&outcome, "CAROM-SET")], [0, 16384]);
     assert_eq!(number(&outcome, "CAROM-LARGE"), 0, "console:\n{}", outcome.console);
+    // The guest uses the host's advice, one threshold for each direction. A read of the drive writes memory.
+    assert_eq!([number(&outcome, "CAROM-ADVICE"), number(&outcome, "CAROM-ADVICE_write")], [32 << 10, 128 << 10]);
+    // A change of the first file applies to both directions.
+    assert_eq!(number(&outcome, "CAROM-SET-WRITE"), 16384);
     assert!(number(&outcome, "CAROM-LARGE-WHEN-SET") >= 32, "console:\n{}", outcome.console);
+    assert_eq!(number(&outcome, "CAROM-KEPT"), 16384);
+    assert_eq!(number(&outcome, "CAROM-LARGE-FOR-WRITES"), 0, "console:\n{}", outcome.console);
 }
 
 /// Checks that the drive's DMA bounces through guest pages if the drive's IOMMU has no windows.
@@ -194,9 +209,11 @@ fn guest_pages_serve(name: &str, vmm: Vmm, cmdline: &str) {
     let bounced = number(&outcome, "CAROM-STAT-bounced_pages") + number(&outcome, "CAROM-STAT-bounced_lists");
     assert!(bounced > 500, "bounced {bounced}; console:\n{}", outcome.console);
     // These IOMMUs advise no bounce threshold, so the guest must use the threshold that it has measured.
-    let threshold = number(&outcome, "CAROM-STAT-threshold");
-    assert!((4096..=262_144).contains(&threshold), "{threshold}");
-    assert_eq!(number(&outcome, "CAROM-STAT-threshold_measured"), threshold);
+    for key in ["threshold", "threshold_write"] {
+        let threshold = number(&outcome, &format!("CAROM-STAT-{key}"));
+        assert!((4096..=262_144).contains(&threshold), "{key} {threshold}");
+        assert_eq!(number(&outcome, &format!("CAROM-STAT-{key}_measured")), threshold, "{key}");
+    }
     assert_no_complaint(&outcome);
 }
 
@@ -219,12 +236,12 @@ fn boot_option_limits_the_pages_of_a_domain() {
     );
     // The kernel ignores excessive values such as 2 GiB. 3 MiB is not a multiple of the chunk size, so the kernel uses 4 MiB.
     let guest = Guest::new("patch-limit").vmm(Vmm::Qemu).iommu_device(&SITE.nvme[0]);
-    let outcome = run(&guest.cmdline("iommu.strict=1 iommu.bounce=pages=2G,auto,128K,pages=3M,x").job(&job));
+    let outcome = run(&guest.cmdline("iommu.strict=1 iommu.bounce=pages=2G,write=64K,auto,128K,pages=3M,x").job(&job));
 
     workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
     let figure = |name| number(&outcome, &format!("CAROM-STAT-{name}"));
     assert_eq!(["budget", "iova_len", "peak_chunk_bytes"].map(figure), [4 * MIB; 3], "console:\n{}", outcome.console);
-    assert_eq!(figure("threshold"), 128 << 10);
+    assert_eq!(["threshold", "threshold_write"].map(figure), [128 << 10, 64 << 10]);
     let bounced = figure("bounced_pages") + figure("bounced_lists");
     assert!(figure("fallback_full") > 0 && bounced > 0, "console:\n{}", outcome.console);
     assert_no_complaint(&outcome);
