@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Scheduling policy of a thread (`sched(7)`).
+//! Scheduling of the calling thread (`sched(7)`): its policy, and the CPU time that it got.
 
 use std::ffi::c_int;
+use std::time::Duration;
 
 /// Policies of threads that share the CPUs by their niceness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +38,16 @@ pub(crate) fn change_policy(from: Policy, to: Policy) -> bool {
     let priority = libc::sched_param { sched_priority: 0 };
     // SAFETY: 0 stands for the calling thread. The call reads `priority` before it returns.
     current_policy() == Some(from) && unsafe { libc::sched_setscheduler(0, to.number(), &raw const priority) } == 0
+}
+
+/// Returns the CPU time that this thread has used since its start. Each call costs a system call.
+///
+/// This function makes no other system call. (The function of rustix makes a `prctl` at its first call, which a thread's role may forbid.)
+pub(crate) fn cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is valid for the write of this call. Every kernel has this clock, so the call does not fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).expect("the remainder is less than a second"))
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, open};
-use rustix::time::{ClockId, clock_gettime};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -22,6 +21,7 @@ use super::io::engine::IoMode;
 use super::queue::requests::Requests;
 use super::spec::{ID_BYTES, request, status};
 use crate::ram::Ram;
+use crate::scheduling::cpu_time;
 use crate::virtio::byte_driver::{queue_at, silent_driver};
 use crate::virtio::{Driver, LastRequests};
 use crate::worker::{Orders, Task};
@@ -120,11 +120,11 @@ impl ReadLoad {
             |bytes: &[u8], place| self.ram.write_slice(bytes, GuestAddress(place)).expect("the address is in RAM");
         write(&[0xff; MOST as usize], STATUSES);
         write(&self.added.to_le_bytes(), AVAILABLE + 2);
-        let began = ran();
+        let began = cpu_time();
         while self.used() != self.added {
             self.requests.run(&self.orders);
         }
-        let took = ran() - began;
+        let took = cpu_time() - began;
         let mut statuses = [0xff; MOST as usize];
         self.ram.read_slice(&mut statuses, GuestAddress(STATUSES)).expect("the address is in RAM");
         let answered = statuses.iter().filter(|code| **code == status::OK).count();
@@ -135,12 +135,6 @@ impl ReadLoad {
     fn used(&self) -> u16 {
         self.ram.read_obj(GuestAddress(USED + 2)).expect("the address is in RAM")
     }
-}
-
-/// Returns the CPU time that this thread has used since its start.
-fn ran() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).expect("the remainder is less than a second"))
 }
 
 impl Default for ReadLoad {

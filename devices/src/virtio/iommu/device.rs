@@ -196,6 +196,14 @@ impl VirtioIommu {
 }
 
 #[cfg(test)]
+impl VirtioIommu {
+    /// Returns the queues of the active driver.
+    pub(super) fn queues(&self) -> &Queues {
+        &self.queues
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::thread;
 

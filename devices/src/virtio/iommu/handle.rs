@@ -80,6 +80,12 @@ impl IommuHandle {
         self.interruption.want(wanted);
     }
 
+    /// Returns the device, for tests of its parts.
+    #[cfg(test)]
+    pub(super) fn device(&self) -> &VirtioIommu {
+        &self.device
+    }
+
     /// Allows or forbids the polling thread to [poll](super::IommuParams::poll).
     pub fn allow_polling(&self, allowed: bool) {
         self.device.allow_polling(allowed);

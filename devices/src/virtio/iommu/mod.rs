@@ -2,6 +2,7 @@
 
 //! virtio-iommu on PCI. This module contains the queues and the device configuration. The engine of `iommu_bounce` serves the requests.
 
+mod contention;
 mod device;
 mod events;
 #[cfg(any(test, feature = "fuzzing"))]

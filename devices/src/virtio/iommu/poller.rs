@@ -11,6 +11,7 @@
 //! * Polling is forbidden.
 //! * No request arrived for 32 times the duration of one request (at least 50 µs, at most 5 ms).
 //! * The thread serves requests for less than 1/32 of its time.
+//! * Other work runs on the thread's CPU, and exits are or may be faster (see [`super::contention`]).
 //!
 //! The holder of the lock on the queues owns the request queue. The thread watches the ring without the lock. If a notification is in
 //! flight when the thread takes over, the vCPU that sent the notification serves the queue.
@@ -136,7 +137,7 @@ impl Shared {
                 idle.served = true;
                 let (served, pays) = pace.measure(|| queues.serve_polled(&mut watch));
                 note(queues, &mut stalls, std::mem::take(&mut watch.served));
-                let ends = !allowed || pays == Some(false);
+                let ends = !allowed || pays == Some(false) || watch.steps_back;
                 served.and_then(|go_on| if go_on && ends { queues.end_polling(&watch) } else { Ok(go_on) })
             } else if !allowed || self.stopped() || idle.is_over(pace.poll_time(), &mut stalls) {
                 queues.end_polling(&watch)

@@ -11,11 +11,13 @@ use log::debug;
 use virtio_queue::Queue;
 use vm_memory::{Bytes, GuestAddress};
 
+use super::contention::{Contention, Moment};
 use super::events::{EVENT_QUEUE, deliver};
 use super::pace::Pace;
 use super::requests::{REQUEST_QUEUE, RequestQueue};
 use crate::peer_timeouts::Operation;
 use crate::ram::Ram;
+use crate::scheduling::cpu_time;
 use crate::sync::{lock, lock_soon};
 use crate::virtio::{DeviceError, Driver, Interrupt, QueueState};
 
@@ -29,6 +31,7 @@ struct Active {
     events: Option<Queue>,
     interrupt: Arc<dyn Interrupt>,
     pace: Pace,
+    contention: Contention,
     /// True if notifications are suppressed, because the polling thread watches the request queue.
     polled: bool,
     /// Start and end of the last batch of requests, and a flag for a wait for a lock.
@@ -67,6 +70,8 @@ pub(super) struct Watch {
     poll_time: Duration,
     /// Start and end of the last batch of requests, and a flag for a wait for a lock.
     pub(super) served: Served,
+    /// True if the thread must stop polling, because exits may be faster.
+    pub(super) steps_back: bool,
 }
 
 impl Watch {
@@ -130,6 +135,7 @@ impl Queues {
             events: None,
             interrupt: driver.interrupt.clone(),
             pace: Pace::default(),
+            contention: Contention::default(),
             polled: false,
             served: Served::default(),
         });
@@ -206,12 +212,19 @@ impl Queues {
         requests.is_some_and(|(requests, memory)| requests.has_requests(memory).unwrap_or(true))
     }
 
+    /// Replaces the comparison of polling with exits.
+    #[cfg(test)]
+    pub(super) fn set_contention(&self, contention: Contention) {
+        lock(&self.active).as_mut().expect("a driver is active").contention = contention;
+    }
+
     /// Drops the queues. When this function returns, no thread accesses the queues any more.
     pub(super) fn close(&self) {
         *lock(&self.active) = None;
     }
 
-    /// Serves `queue` after a notification of the driver. Returns true if requests arrive so fast that polling pays.
+    /// Serves `queue` after a notification of the driver. Returns true if requests arrive so fast that polling pays, and exits are not
+    /// known to be faster.
     pub(super) fn notified(&self, queue: u16) -> Result<bool, DeviceError> {
         let mut active = lock(&self.active);
         let Some(active) = active.as_mut().filter(|_| !self.is_paused()) else { return Ok(false) };
@@ -221,7 +234,8 @@ impl Queues {
         let mut pace = std::mem::take(&mut active.pace);
         let (served, pays) = pace.measure(|| active.serve(queue, &self.engine));
         active.pace = pace;
-        served.map(|()| pays == Some(true))
+        served?;
+        Ok(pays.is_some_and(|pays| active.may_poll(pays) && pays))
     }
 
     /// Delivers pending faults to the driver, while the event queue has buffers for the faults.
@@ -244,6 +258,7 @@ impl Queues {
         let requests = active.requests.as_mut()?;
         requests.suppress_notifications(&active.memory).ok()?;
         active.polled = true;
+        active.contention.begin_polling(moment(requests));
         Some(Watch {
             number: active.number,
             memory: active.memory.clone(),
@@ -252,6 +267,7 @@ impl Queues {
             next: requests.served_index(),
             poll_time: active.pace.poll_time(),
             served: Served::default(),
+            steps_back: false,
         })
     }
 
@@ -264,9 +280,13 @@ impl Queues {
         watch.served = Served { late: late || active.served.late, ..active.served };
         let Some(requests) = active.requests.as_mut() else { return Ok(true) };
         watch.next = requests.served_index();
+        if let Some((_, ended)) = watch.served.between {
+            watch.steps_back = active.contention.polled(ended, watch.next, cpu_time);
+        }
         if requests.is_interrupted() {
             // The VMM is about to pause or reset the device. `resume` finds the requests that are still in the queue.
             requests.resume_notifications(&active.memory)?;
+            active.contention.end_polling(moment(requests));
             active.polled = false;
             return Ok(false);
         }
@@ -283,10 +303,16 @@ impl Queues {
             requests.suppress_notifications(&active.memory)?;
             return Ok(true);
         }
+        active.contention.end_polling(moment(requests));
         active.polled = false;
         active.pace.restart();
         Ok(false)
     }
+}
+
+/// Returns the state of the calling thread, which polls `requests`.
+fn moment(requests: &RequestQueue) -> Moment {
+    Moment { now: Instant::now(), cpu: cpu_time(), position: requests.served_index() }
 }
 
 /// Locks `mutex`. Returns the guard, and true if another thread held the lock.
@@ -295,6 +321,13 @@ fn lock_or_wait<T>(mutex: &Mutex<T>) -> (MutexGuard<'_, T>, bool) {
 }
 
 impl Active {
+    /// Returns true if exits are not known to be faster than polling. `fast` is true if the requests since the last call arrived so fast
+    /// that polling would pay.
+    fn may_poll(&mut self, fast: bool) -> bool {
+        let position = self.requests.as_ref().map(RequestQueue::served_index);
+        position.is_some_and(|position| self.contention.notified(Instant::now(), position, fast))
+    }
+
     /// Serves a queue after a notification, or after polling has found requests. Afterwards, delivers faults if faults are pending or
     /// `queue` is the event queue.
     fn serve(&mut self, queue: u16, engine: &Mutex<Engine>) -> Result<(), DeviceError> {

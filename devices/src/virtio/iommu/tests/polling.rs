@@ -9,6 +9,7 @@ use iommu_bounce::test_utils::{attach, map, unmap};
 use virtio_bindings::bindings::virtio_ring::VRING_USED_F_NO_NOTIFY;
 use vm_memory::{Bytes, GuestAddress};
 
+use super::super::contention::Contention;
 use super::rings::AVAIL_EVENT;
 use super::{BASIC, BUFFERS, ENDPOINT, EVENT_IDX, Guest, NEEDS_RESET, NEXT, OK, STATUS, USED, WRITE};
 use crate::pci::PciDevice;
@@ -157,18 +158,37 @@ fn forbidden_poller_stops_polling() {
     for _ in 0..3 {
         make_polled(&mut guest, 1);
         guest.handle.allow_polling(false);
-        let mut polled = 0;
-        for _ in 0..100 {
-            for request in [map(1, 0x1000, 0x1fff, 0x8000, 3), unmap(1, 0x1000, 0x1fff)] {
-                let (status, notified) = ask(&mut guest, &request);
-                assert_eq!(status, OK);
-                polled += usize::from(!notified);
-            }
-        }
+        let polled = polled_of_many(&mut guest);
         // The thread may just have begun to poll, so it may still serve some requests by polling.
         assert!(polled < 20, "{polled} requests were polled for");
         guest.handle.allow_polling(true);
     }
+}
+
+/// Sends 200 requests. Returns the number of requests that needed no notification.
+fn polled_of_many(guest: &mut Guest) -> usize {
+    let requests = (0..100).flat_map(|_| [map(1, 0x1000, 0x1fff, 0x8000, 3), unmap(1, 0x1000, 0x1fff)]);
+    requests
+        .filter(|request| {
+            let (status, notified) = ask(guest, request);
+            assert_eq!(status, OK);
+            !notified
+        })
+        .count()
+}
+
+#[test]
+fn thread_that_stepped_back_polls_again_when_the_time_is_over() {
+    let mut guest = running();
+    make_polled(&mut guest, 1);
+    let now = Instant::now();
+    guest.handle.device().queues().set_contention(Contention::exits(now + LONG * 10));
+    // The thread may still poll until it has served a request.
+    let polled = polled_of_many(&mut guest);
+    assert!(polled < 20, "{polled} requests were polled for");
+    assert_eq!(polled_of_many(&mut guest), 0);
+    guest.handle.device().queues().set_contention(Contention::exits(now));
+    make_polled(&mut guest, 1);
 }
 
 #[test]
