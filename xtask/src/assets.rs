@@ -12,7 +12,7 @@ use crate::initramfs::GuestInitramfs;
 use crate::kernel::GuestKernel;
 use crate::key::Key;
 use crate::modules::Modules;
-use crate::packaged_kernel::packaged_kernel;
+use crate::packaged_kernel::{Flavour, packaged_kernel};
 use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
@@ -74,7 +74,7 @@ impl Tools<'_> {
     /// Fetches Debian's unmodified kernel 6.12 and builds an initramfs with its modules. Bookworm's original kernel, 6.1, cannot be used,
     /// because it is built without virtio-iommu.
     pub(crate) fn stock_guest(&self) -> Result<Variables> {
-        let dir = self.debian_kernel()?;
+        let dir = self.debian_kernel(Flavour::Standard)?;
         let (kernel, release) = packaged_kernel(&dir)?;
         let modules = Some(dir.join(Modules::PLACE).join(release));
         let initramfs = self.guest_initramfs(&GuestInitramfs {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guest kernels: Debian's source with the files of `guest/src` and the hooks of `guest/patches`. The kernels are small, and have loadable
-//! modules only if a caller asks for modules.
+//! modules only if a caller asks for modules. The packages of a kernel are an exception: they have Debian's modules.
 
 mod build;
+mod deb;
 mod tree;
 
 use std::fs;
@@ -13,9 +14,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use self::build::{ARM64, Architecture, X86_64};
+use crate::files::read;
 use crate::key::Key;
 use crate::mails::Part;
-use crate::packaged_kernel::packaged_kernel;
+use crate::packaged_kernel::{Flavour, packaged_kernel};
 use crate::tools::{Tools, Usage};
 
 /// Series that is built by default.
@@ -45,6 +47,9 @@ pub struct GuestKernel {
     /// Build for arm64, to run under emulation.
     #[arg(long, conflicts_with_all = ["stock", "part", "profile", "debug", "debian"])]
     pub arm64: bool,
+    /// Build Debian packages of the kernel and its headers, with Debian's cloud configuration and its modules.
+    #[arg(long, conflicts_with_all = ["stock", "part", "profile", "debug", "debian", "arm64", "modules"])]
+    pub deb: bool,
     /// Additional configuration fragments.
     #[arg(long, value_name = "FRAGMENT")]
     pub config: Vec<PathBuf>,
@@ -81,6 +86,8 @@ struct Inputs {
     part: Option<Part>,
     /// Source of modules to build. `None` for no modules.
     modules: Option<PathBuf>,
+    /// True if Debian packages are wanted.
+    deb: bool,
     series: String,
     architecture: &'static Architecture,
 }
@@ -101,7 +108,8 @@ impl Tools<'_> {
     }
 
     /// Returns the directory of a kernel. Builds the kernel if it is missing. The directory contains `bzImage`, `vmlinux` (ELF with a PVH
-    /// entry), `config` and the requested modules. For arm64, the directory contains `Image` and `config`.
+    /// entry), `config` and the requested modules. For arm64, the directory contains `Image` and `config`. With `deb`, the directory
+    /// contains the Debian packages and `config`.
     ///
     /// # Errors
     /// Fails if the kernel cannot be built, or on a signal.
@@ -117,9 +125,18 @@ impl Tools<'_> {
             &["gcc", "make", "flex", "bison", "bc", "libelf-dev", "libssl-dev", "binutils", "lz4"],
         )?;
         self.need_packages("to build the guest kernel", inputs.architecture.packages)?;
+        if inputs.deb {
+            self.need_packages("to make packages of the guest kernel", &deb::PACKAGES)?;
+        }
         self.in_tree(&inputs, |tree, work| {
             let out = work.join(self.out_name(&inputs));
-            self.cached("guest-kernel", &key, |dir| self.build_kernel(tree, &out, &inputs, dir))
+            self.cached("guest-kernel", &key, |dir| {
+                if inputs.deb {
+                    self.build_deb(tree, &out, &inputs, dir)
+                } else {
+                    self.build_kernel(tree, &out, &inputs, dir)
+                }
+            })
         })
     }
 
@@ -137,8 +154,10 @@ impl Tools<'_> {
         if let Some(file) = kernel.config.iter().find(|file| !file.is_file()) {
             bail!(Usage(format!("--config: '{}' is not a readable file", file.display())));
         }
-        if kernel.debian && series != SERIES {
-            bail!(Usage(format!("--debian: only available for series {SERIES}")));
+        for (option, wanted) in [("--debian", kernel.debian), ("--deb", kernel.deb)] {
+            if wanted && series != SERIES {
+                bail!(Usage(format!("{option}: only available for series {SERIES}")));
+            }
         }
         if let Some(dir) = kernel.modules.as_ref().filter(|dir| !dir.join("Kbuild").is_file()) {
             bail!(Usage(format!("--modules: directory '{}' has no file Kbuild", dir.display())));
@@ -146,25 +165,29 @@ impl Tools<'_> {
         self.need_packages("to fetch and unpack the kernel source", &["xz-utils", "patch"])?;
         let package = self.fetch_deb(&format!("linux-source-{series}"))?;
         let patches = (!kernel.stock).then_some(patches);
+        let base = match (kernel.debian, kernel.deb) {
+            (true, _) => Some(without_modules(&self.debian_configuration(Flavour::Standard)?)),
+            (_, true) => Some(self.debian_configuration(Flavour::Cloud)?),
+            _ => None,
+        };
         Ok(Inputs {
             package,
-            base: kernel.debian.then(|| self.debian_configuration()).transpose()?,
+            base,
             fragments: fragments(&self.checkout.join("guest/config"), kernel, &series)?,
             patches,
             part: kernel.part,
             modules: kernel.modules.clone(),
+            deb: kernel.deb,
             series,
             architecture: if kernel.arm64 { &ARM64 } else { &X86_64 },
         })
     }
 
-    /// Returns Debian's configuration of the series, without options that Debian builds as modules.
-    fn debian_configuration(&self) -> Result<String> {
-        let dir = self.debian_kernel()?;
+    /// Returns Debian's configuration of the series.
+    fn debian_configuration(&self, flavour: Flavour) -> Result<String> {
+        let dir = self.debian_kernel(flavour)?;
         let (_, release) = packaged_kernel(&dir)?;
-        let file = dir.join(format!("boot/config-{release}"));
-        let config = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        Ok(config.lines().filter(|line| !line.ends_with("=m")).flat_map(|line| [line, "\n"]).collect())
+        read(&dir.join(format!("boot/config-{release}")))
     }
 
     fn kernel_key(&self, inputs: &Inputs) -> Result<String> {
@@ -187,6 +210,10 @@ impl Tools<'_> {
         }
         if let Some(modules) = &inputs.modules {
             key = key.path(modules)?;
+        }
+        if inputs.deb {
+            // When a change to `deb.rs` changes the packages, increase this number.
+            key = key.text("packages 1");
         }
         Ok(key.finish())
     }
@@ -232,6 +259,8 @@ impl Inputs {
 
     fn variant(&self) -> &'static str {
         match (&self.patches, self.part) {
+            // The packages take long to build. In a tree of their own, they do not delay builds of other kernels.
+            _ if self.deb => "deb",
             (None, _) => "stock",
             (Some(_), None) => "patched",
             // All parts use one tree. Files that are equal in two parts then stay unchanged, and make does not compile them again.
@@ -256,16 +285,17 @@ pub(crate) fn patches_of(checkout: &Path, series: &str) -> Result<PathBuf> {
 }
 
 /// Returns the configuration fragments in this order: the base fragment `6.12`, the fragment of a newer series if the file exists, and the
-/// fragments that the options select. A kernel for arm64 gets only the fragment `arm64` and the files of `--config`.
+/// fragments that the options select. A kernel for arm64 gets only the fragment `arm64` and the files of `--config`. Packages get only the
+/// fragment `deb` and the files of `--config`.
 fn fragments(directory: &Path, kernel: &GuestKernel, series: &str) -> Result<Vec<PathBuf>> {
     let named = |name: &str| directory.join(format!("{name}.config"));
     let if_there = |name: &str| Some(named(name)).filter(|file| file.exists());
-    if kernel.arm64 {
+    if kernel.arm64 || kernel.deb {
         let own = kernel
             .config
             .iter()
             .map(|file| fs::canonicalize(file).with_context(|| format!("--config: {}", file.display())));
-        return [Ok(named("arm64"))].into_iter().chain(own).collect();
+        return [Ok(named(if kernel.deb { "deb" } else { "arm64" }))].into_iter().chain(own).collect();
     }
     let mut all = vec![named(SERIES)];
     if series != SERIES {
@@ -293,14 +323,46 @@ fn fragments(directory: &Path, kernel: &GuestKernel, series: &str) -> Result<Vec
     Ok(all)
 }
 
+/// Returns a configuration without the options that are modules.
+fn without_modules(config: &str) -> String {
+    config.lines().filter(|line| !line.ends_with("=m")).flat_map(|line| [line, "\n"]).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tools::{assert_refused, parse, with_tools};
+
+    #[test]
+    fn packages_are_refused_for_other_kernels() {
+        let check = |options: &Options| {
+            with_tools(&crate::checkout(), "/nonexistent".as_ref(), |tools| tools.inputs(&options.kernel).map(|_| ()))
+        };
+        let refused = "cannot be used with";
+        let uses: [(&[&str], &str); 8] = [
+            (&["--deb", "--series", "7.3"], "--deb: only available for series 6.12"),
+            (&["--deb", "--stock"], refused),
+            (&["--deb", "--part", "A"], refused),
+            (&["--deb", "--profile"], refused),
+            (&["--deb", "--debug"], refused),
+            (&["--deb", "--debian"], refused),
+            (&["--deb", "--arm64"], refused),
+            (&["--deb", "--modules", "."], refused),
+        ];
+        assert_refused(&uses, check);
+        assert!(parse(&["--deb", "--series", "6.12", "--print-path"], |_: &Options| Ok(())).is_ok());
+    }
+
+    #[test]
+    fn configuration_without_modules_keeps_other_lines() {
+        let config = "CONFIG_A=y\nCONFIG_B=m\n# CONFIG_C is not set\nCONFIG_D=\"m\"\n";
+        assert_eq!(without_modules(config), "CONFIG_A=y\n# CONFIG_C is not set\nCONFIG_D=\"m\"\n");
+    }
 
     #[test]
     fn fragments_keep_their_order() {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["6.12", "7.3", "debian", "debug", "debug-6.12", "bounce", "profile", "modules", "own"] {
+        for name in ["6.12", "7.3", "deb", "debian", "debug", "debug-6.12", "bounce", "profile", "modules", "own"] {
             fs::write(dir.path().join(format!("{name}.config")), "").unwrap();
         }
         let own = fs::canonicalize(dir.path().join("own.config")).unwrap();
@@ -318,6 +380,8 @@ mod tests {
         assert_eq!(names(&debian, "6.12"), ["6.12", "own", "bounce", "debian"]);
         let arm64 = GuestKernel { arm64: true, config: vec![own.clone()], ..plain.clone() };
         assert_eq!(names(&arm64, "7.3"), ["arm64", "own"]);
+        let deb = GuestKernel { deb: true, config: vec![own.clone()], ..plain.clone() };
+        assert_eq!(names(&deb, "6.12"), ["deb", "own"]);
         let modular = GuestKernel { stock: true, modules: Some("m".into()), ..plain.clone() };
         assert_eq!(names(&modular, "6.12"), ["6.12", "modules"]);
         assert_eq!(names(&GuestKernel { stock: true, config: vec![own], ..plain }, "6.12"), ["6.12", "own"]);

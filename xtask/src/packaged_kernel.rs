@@ -8,10 +8,23 @@ use anyhow::{Context, Result, ensure};
 
 use crate::tools::Tools;
 
+/// Configuration that Debian builds a kernel with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flavour {
+    /// Configuration for all machines (`amd64`).
+    Standard,
+    /// Configuration for virtual machines (`cloud-amd64`), with fewer drivers.
+    Cloud,
+}
+
 impl Tools<'_> {
     /// Returns the unpacked package of Debian's current kernel 6.12.
-    pub(crate) fn debian_kernel(&self) -> Result<PathBuf> {
-        self.fetch_deb(&self.debian_depends("linux-image-6.12-amd64", "linux-image-6.12", |_| true)?)
+    pub(crate) fn debian_kernel(&self, flavour: Flavour) -> Result<PathBuf> {
+        let package = match flavour {
+            Flavour::Standard => "linux-image-6.12-amd64",
+            Flavour::Cloud => "linux-image-6.12-cloud-amd64",
+        };
+        self.fetch_deb(&self.debian_depends(package, "linux-image-6.12", |_| true)?)
     }
 }
 

@@ -73,7 +73,7 @@ impl Tools<'_> {
 
     /// Configures a kernel with only the options of the base configuration and the fragments. Fails if Kconfig rejects an option of a
     /// fragment.
-    fn configure(&self, tree: &Path, out: &Path, inputs: &Inputs) -> Result<()> {
+    pub(super) fn configure(&self, tree: &Path, out: &Path, inputs: &Inputs) -> Result<()> {
         let mut wanted = String::new();
         for fragment in &inputs.fragments {
             wanted += &read(fragment)?;
@@ -103,19 +103,22 @@ impl Tools<'_> {
     }
 
     fn compile(&self, tree: &Path, out: &Path, inputs: &Inputs) -> Result<()> {
-        let architecture = inputs.architecture;
+        let mut make = self.make(tree, out, inputs.architecture);
+        make.arg(inputs.architecture.image);
+        self.run_make(&mut make, out, if inputs.base.is_some() { 3700 } else { 2200 })
+    }
+
+    /// Runs make and shows its progress. It prints about `expected` lines.
+    pub(super) fn run_make(&self, make: &mut Command, out: &Path, expected: u32) -> Result<()> {
         let log = beside(out, ".log");
-        let jobs = available_parallelism().map_or(1, usize::from);
-        let mut make = self.make(tree, out, architecture);
-        make.arg(format!("-j{jobs}")).arg(architecture.image);
+        make.arg(format!("-j{}", available_parallelism().map_or(1, usize::from)));
         make.envs([
             ("KBUILD_BUILD_TIMESTAMP", "1970-01-01"),
             ("KBUILD_BUILD_USER", "carom"),
             ("KBUILD_BUILD_HOST", "carom"),
         ]);
-        let expected = if inputs.base.is_some() { 3700 } else { 2200 };
         let mut count = 0;
-        let made = self.run_watched(&mut make, &log, |_| {
+        let made = self.run_watched(make, &log, |_| {
             count += 1;
             if count % 20 == 0 {
                 self.progress.show(&format!("compiling the guest kernel: {}", step(count, expected)));
@@ -150,7 +153,7 @@ impl Tools<'_> {
         Ok(())
     }
 
-    fn make(&self, tree: &Path, out: &Path, architecture: &Architecture) -> Command {
+    pub(super) fn make(&self, tree: &Path, out: &Path, architecture: &Architecture) -> Command {
         let mut make = Command::new("nice");
         make.args(["-n", "5", "make", "-C"]).arg(tree).arg(format!("O={}", out.display()));
         make.args(architecture.variables);
