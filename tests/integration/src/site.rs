@@ -46,6 +46,8 @@ pub struct Site {
     pub firmware: Option<PathBuf>,
     /// Carom as a Debian package (`CAROM_PACKAGE`).
     pub package: Option<PathBuf>,
+    /// Directory with Debian packages of a patched kernel and its headers (`CAROM_KERNEL_PACKAGES`).
+    pub kernel_packages: Option<PathBuf>,
     /// Static guest program that drives the edu device (`CAROM_EDU_DMA`).
     pub edu_dma: Option<PathBuf>,
     /// Static guest program that checks that a restored guest continues correctly (`CAROM_RESTORE_CHECK`).
@@ -130,6 +132,7 @@ impl Site {
             distribution_kernel: optional("CAROM_DISTRIBUTION_KERNEL")?,
             firmware: optional("CAROM_FIRMWARE")?,
             package: optional("CAROM_PACKAGE")?,
+            kernel_packages: optional("CAROM_KERNEL_PACKAGES")?,
             edu_dma: optional("CAROM_EDU_DMA")?,
             restore_check: optional("CAROM_RESTORE_CHECK")?,
             vsock: optional("CAROM_VSOCK")?,

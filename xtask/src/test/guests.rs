@@ -51,6 +51,7 @@ impl Tools<'_> {
         variables.extend(self.stock_guest()?);
         variables.extend(self.guest_programs()?);
         variables.extend(self.distribution_for(options)?);
+        variables.extend(self.kernel_packages_for(options)?);
         variables.extend(self.firmware_for(options)?);
         variables.extend(self.traced_guests_for(options)?);
         for (wanted, option) in [(options.all, "--all"), (options.iommufd, "--iommufd")] {
@@ -81,6 +82,19 @@ impl Tools<'_> {
             ("CAROM_DISTRIBUTION_KERNEL", kernel.join("vmlinux").into()),
             ("CAROM_PACKAGE", package.into()),
         ])
+    }
+
+    /// Builds what the test of the kernel's packages needs, if this test runs. Building takes long.
+    fn kernel_packages_for(&self, options: &Options) -> Result<Variables> {
+        if !named(options, "kernel_package") {
+            return Ok(Vec::new());
+        }
+        self.need_packages(
+            "installing a kernel in a Debian guest, and building a module for it",
+            &["dnsmasq-base", "iproute2", "gpg", "gpg-agent", "dpkg", "e2fsprogs", "gcc", "make"],
+        )?;
+        let kernel = self.guest_kernel(&GuestKernel { deb: true, ..GuestKernel::default() })?;
+        Ok(vec![("CAROM_DISTRIBUTION", self.distribution()?.into()), ("CAROM_KERNEL_PACKAGES", kernel.into())])
     }
 
     /// Builds the kernels for the tests that measure time in interrupts, if these tests run.

@@ -66,6 +66,8 @@ pub enum Need {
     Firmware,
     /// Carom as a Debian package.
     Package,
+    /// Debian packages of a patched kernel and its headers.
+    KernelPackages,
     /// A guest kernel with trace points.
     TracePoints,
     /// A guest kernel of the newer series with trace points.
@@ -106,6 +108,7 @@ impl Need {
             Self::Distribution => "CAROM_DISTRIBUTION",
             Self::Firmware => "CAROM_FIRMWARE",
             Self::Package => "CAROM_PACKAGE",
+            Self::KernelPackages => "CAROM_KERNEL_PACKAGES",
             Self::TracePoints => "CAROM_PROFILE_KERNEL",
             Self::NewerTracePoints => "CAROM_NEWER_PROFILE_KERNEL",
             Self::Swap => "CAROM_SWAP",
@@ -132,9 +135,12 @@ impl Need {
         };
         if !is_set(variable) {
             let what = match self {
-                Self::Distribution | Self::Firmware | Self::Package | Self::TracePoints | Self::NewerTracePoints => {
-                    "the files that"
-                }
+                Self::Distribution
+                | Self::Firmware
+                | Self::Package
+                | Self::KernelPackages
+                | Self::TracePoints
+                | Self::NewerTracePoints => "the files that",
                 _ => "the device or directory that",
             };
             return Some(format!("needs {what} {variable} names"));

@@ -3,7 +3,7 @@
 //! machine.
 
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use carom_integration::Site;
 use carom_integration::harness::{guest_test, tell};
@@ -13,9 +13,13 @@ use crate::support::SITE;
 use crate::support::debian::{Debian, Network};
 use crate::support::repository::Repository;
 
+/// Maximum time for the installation of packages. The installation of a kernel makes an initrd, which takes minutes in an
+/// emulated machine.
+const INSTALL_TIME: Duration = Duration::from_secs(420);
+
 /// Checks that no service failed, and that the clock and the size of the file system are correct. Checks that the guest has an
 /// address by DHCP, and resolves a name by DNS.
-fn works(debian: &mut Debian, net: &str) {
+pub(crate) fn works(debian: &mut Debian, net: &str) {
     assert_eq!(debian.run("systemctl --failed --plain --no-legend"), "");
     let seconds: u64 = debian.run("date +%s").trim().parse().unwrap();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
@@ -33,7 +37,7 @@ fn works(debian: &mut Debian, net: &str) {
 
 /// Checks that the guest rejects the repository without the repository's key. Then installs the key and `packages` from the
 /// repository in the guest.
-fn installs(debian: &mut Debian, repository: &Repository, packages: &[&str]) {
+pub(crate) fn installs(debian: &mut Debian, repository: &Repository, packages: &[&str]) {
     let server = format!("http://host.internal:{}", repository.port);
     debian.run("rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*; mkdir -p /etc/apt/keyrings");
     debian.run(&format!("echo 'deb {server}/ ./' >/etc/apt/sources.list.d/test.list"));
@@ -45,10 +49,9 @@ fn installs(debian: &mut Debian, repository: &Repository, packages: &[&str]) {
     ));
     debian.run("apt-get update -q -o APT::Update::Error-Mode=any -o Acquire::Languages=none");
     tell("the guest has read the repository");
-    debian.run(&format!(
-        "DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends {}",
-        packages.join(" ")
-    ));
+    let install = "DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends";
+    let (status, said) = debian.try_run_within(&format!("{install} {}", packages.join(" ")), INSTALL_TIME);
+    assert_eq!(status, 0, "{packages:?}: {said}");
     for package in packages {
         let file = format!("/{package}_");
         assert!(repository.asked().iter().any(|path| path.contains(&file)), "{:?}", repository.asked());

@@ -32,6 +32,7 @@ mod intx;
 mod isolation;
 mod kata;
 mod kata_runtime;
+mod kernel_package;
 mod kexec;
 mod killed;
 mod lent;

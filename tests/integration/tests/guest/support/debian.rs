@@ -109,17 +109,50 @@ impl Debian {
         if let Some(len) = len {
             File::options().write(true).open(&disk).unwrap().set_len(len).unwrap();
         }
+        let mut command = Self::command(dir.path(), boot, more, options);
+        let (carom, keys, console) = Self::spawn(&mut command);
+        tell(&format!("the disk was copied in {:.1} s", start.elapsed().as_secs_f64()));
+        Self { carom, keys, console, seen: 0, start: Instant::now(), dir }
+    }
+
+    /// Returns the command that starts Carom with the disk image and the API socket in `dir`.
+    fn command(dir: &Path, boot: Vec<OsString>, more: &str, options: &[&str]) -> Command {
         let mut command = Command::new(&SITE.carom);
         command
             .args(boot)
             .args(["--memory", "size=768M"])
-            .args(["--disk", &format!("path={},image_type=raw{more}", disk.display())])
-            .args(["--api-socket", &format!("path={}", dir.path().join("api").display())])
+            .args(["--disk", &format!("path={},image_type=raw{more}", dir.join("disk.raw").display())])
+            .args(["--api-socket", &format!("path={}", dir.join("api").display())])
             .args(options)
-            .stderr(File::create(dir.path().join("stderr")).unwrap());
-        let (carom, keys, console) = Self::spawn(&mut command);
-        tell(&format!("the disk was copied in {:.1} s", start.elapsed().as_secs_f64()));
-        Self { carom, keys, console, seen: 0, start: Instant::now(), dir }
+            .stderr(File::create(dir.join("stderr")).unwrap());
+        command
+    }
+
+    /// Starts a guest that was powered off again, with the kernel `release` and its initrd, which are installed on the guest's
+    /// disk. The disk and the network card are behind the virtio-iommu.
+    pub(crate) fn boot_installed(&mut self, release: &str, tap: &str, options: &[&str]) {
+        let mut boot = Vec::new();
+        for (option, name) in [("--kernel", "vmlinuz"), ("--initramfs", "initrd.img")] {
+            boot.extend([option.into(), self.file_of_disk(&format!("/boot/{name}-{release}")).into()]);
+        }
+        boot.extend(["--cmdline".into(), format!("console=ttyS0 {} quiet iommu.strict=1", Distribution::ROOT).into()]);
+        boot.extend(["--net".into(), format!("tap={tap},iommu=on").into()]);
+        let options = [&["--cpus", "boot=1"], options].concat();
+        let mut command = Self::command(self.dir.path(), boot, ",iommu=on", &options);
+        (self.carom, self.keys, self.console) = Self::spawn(&mut command);
+        (self.seen, self.start) = (0, Instant::now());
+    }
+
+    /// Copies a file from the file system of a guest that was powered off. Returns the path of the copy.
+    fn file_of_disk(&self, path: &str) -> PathBuf {
+        let copy = self.dir.path().join(path.rsplit('/').next().unwrap());
+        let mut dump = Command::new("/sbin/debugfs");
+        dump.arg("-R").arg(format!("dump {path} {}", copy.display())).arg(self.dir.path().join("disk.raw"));
+        let output = dump.output().unwrap();
+        // debugfs exits with status 0 even if the file does not exist.
+        let len = fs::metadata(&copy).map_or(0, |file| file.len());
+        assert!(output.status.success() && len > 0, "{path}: {}", String::from_utf8_lossy(&output.stderr));
+        copy
     }
 
     /// Starts a process and records its console.
@@ -221,9 +254,14 @@ impl Debian {
 
     /// Runs a command and returns its status and output.
     pub(crate) fn try_run(&mut self, command: &str) -> (i32, String) {
+        self.try_run_within(command, COMMAND_TIME)
+    }
+
+    /// Runs a command that may take longer than others, and returns its status and output.
+    pub(crate) fn try_run_within(&mut self, command: &str, limit: Duration) -> (i32, String) {
         self.type_line(&format!("echo 'BE''GIN'; {{ {command}\n}} 2>&1; echo \"E\"\"ND $?.\""));
         self.wait_for("BEGIN\n", COMMAND_TIME);
-        let output = self.wait_for("END ", COMMAND_TIME);
+        let output = self.wait_for("END ", limit);
         let status = self.wait_for(".\n", COMMAND_TIME);
         let text = output.trim_end_matches("END ").to_owned();
         (status.trim_end_matches(".\n").parse().unwrap(), text)

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 pub(crate) struct Repository {
     pub(crate) port: u16,
     asked: Arc<Mutex<Vec<String>>>,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 fn run(command: &mut Command) -> String {
@@ -54,8 +54,9 @@ impl Repository {
         fs::set_permissions(&keys, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
         let mut index = String::new();
         for source in [greeting(dir.path())].iter().map(PathBuf::as_path).chain(more.iter().copied()) {
-            let name = source.file_name().unwrap().to_str().unwrap();
-            let file = top.join(name);
+            // apt encodes these characters of a version in the path that it requests.
+            let name = source.file_name().unwrap().to_str().unwrap().replace(['~', '+'], "_");
+            let file = top.join(&name);
             fs::copy(source, &file).unwrap();
             let size = fs::metadata(&file).unwrap().len();
             let control = run(Command::new("dpkg-deb").arg("--field").arg(&file));
@@ -88,7 +89,12 @@ impl Repository {
                 let _ = answer(stream, &top, &names);
             }
         });
-        Self { port, asked, _dir: dir }
+        Self { port, asked, dir }
+    }
+
+    /// Serves a file in addition to the packages.
+    pub(crate) fn publish(&self, file: &Path) {
+        fs::copy(file, self.dir.path().join("www").join(file.file_name().unwrap())).unwrap();
     }
 
     /// Returns the requested paths, in order.
